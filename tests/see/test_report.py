@@ -115,13 +115,8 @@ def test_missing_data_sets_and_snapshots_are_reported(runs: Path, tmp_path: Path
     assert found.text == "".join(run.ticker_passage())
     words = elements(found.page()).text
     assert "Not measured: the data set" in words
-    assert f"attnlm report transformer --text TEXT --checkpoint-dir {tmp_path}" in words
+    assert f"attnlm heads transformer --text FILE --checkpoint-dir {tmp_path}" in words
     assert len(found.commands) == 1 and found.commands[0].startswith("attnlm train")
-    measured = report(run, text=TEXT, data_dir=tmp_path)
-    assert measured.heads is not None and measured.heads.window == len(TEXT) - 1
-    assert f"of the text “{TEXT}” only, since" in " ".join(elements(measured.page()).text.split())
-    too_short = report(run, text="th", data_dir=tmp_path)
-    assert too_short.heads is None and "too short" in too_short.heads_over
     (run.path / "ticker.jsonl").unlink()
     alone = report(run, data_dir=tmp_path)
     assert alone.text == "" and alone.models

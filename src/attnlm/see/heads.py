@@ -139,7 +139,7 @@ def heads(
     *,
     windows: int = 64,
     ablate: bool = False,
-    text: str | Path | list[int] | None = None,
+    text: str | Path | None = None,
     checkpoint: str = "auto",
     device: str = "auto",
     checkpoint_dir: str | Path = "checkpoints",
@@ -153,8 +153,8 @@ def heads(
             print(head.layer, head.head, head.name, head.scores["previous-token"], head.loss_change)
         print(report)  # as a table
 
-    At most `windows` windows of a text are measured, evenly spaced. `text` is the path of a file,
-    or ids; default: the run's validation split. If the split consists of questions with answers,
+    At most `windows` windows of a text are measured, evenly spaced. `text` is the path of a file;
+    default: the run's validation split. If the split consists of questions with answers,
     windows hold whole examples, and the loss counts the same targets as in training. Induction is
     always measured on random tokens. If the run was imported and `text` is None, all other scores
     are measured on them too. If `ablate` is True, one head after another is silenced, and the loss
@@ -222,15 +222,11 @@ class _Windows(NamedTuple):
     of_text: int
 
 
-def _windows_of_text(
-    run: Run, text: str | Path | list[int] | None, data_dir: Path, most: int
-) -> _Windows:
+def _windows_of_text(run: Run, text: str | Path | None, data_dir: Path, most: int) -> _Windows:
     """Return at most `most` windows, evenly spaced in a text (None: the validation split)."""
     examples: Examples | None = None
     tokens: Any
-    if isinstance(text, list):
-        tokens, origin = np.array(text), "the text"
-    elif text is not None:  # an array, since the file may be long
+    if text is not None:  # an array, since the file may be long
         tokens, origin = run.tokenizer.encode_array(read_text(Path(text))), str(text)
     else:
         try:

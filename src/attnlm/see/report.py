@@ -146,6 +146,7 @@ class Report:
             recorded=data["attention"],
             caution=CAUTION,
             with_text=command_for("attnlm report", run.path, "--text", "TEXT", named=True),
+            on_text=command_for("attnlm heads", run.path, "--text", "FILE", named=True),
             patterns=PATTERNS,
             version=attnlm.__version__,
         )
@@ -224,11 +225,10 @@ def report(
 
     The page runs the model, and begins with `text` (default: the beginning of the validation
     split). If the page cannot run the model, it shows what each head attends to in this text. Heads
-    are scored over `windows` windows of the validation split. If `ablate` is set, the loss is also
-    measured with each head silenced in turn. If the data set is missing, heads are scored on `text`
-    only; if `text` is None too, they are not scored. An imported run has no data set: its heads are
-    scored on `text`, or, if `text` is None, on random tokens. `on_event` receives events of type
-    Progress for each silenced head.
+    are scored over `windows` windows of the validation split; of an imported run, which has none,
+    on random tokens. If `ablate` is set, the loss is also measured with each head silenced in turn.
+    If the data set is missing, heads are not scored. `on_event` receives events of type Progress
+    for each silenced head.
 
     Raises AttnlmError if the text does not fit the context or the vocabulary, if the run was
     trained here and never evaluated, and if the run's files are missing or damaged.
@@ -239,7 +239,8 @@ def report(
     if result is None and not run.imported_from:
         message = f"{run.name} has no evaluations yet"
         raise AttnlmError(message, f"resume it: {resume_command(run.path)}")
-    ids = None if text is None else ids_within_context(run, text)
+    if text is not None:
+        ids_within_context(run, text)  # raises an error
     checkpoint = run.checkpoint(checkpoint).which
     begins = first_text([run]) if text is None else text
     models = models_to_try({run.name: run}, checkpoint)
@@ -257,13 +258,12 @@ def report(
         except AttnlmError as error:
             data_gone = error.message
     scores, heads_over = None, data_gone if has_maps else "the model has none"
-    if has_maps and (dataset is not None or ids is not None or run.imported_from):
+    if has_maps and (dataset is not None or run.imported_from):
         try:
             scores = heads(
                 run,
                 windows=windows,
                 ablate=ablate,
-                text=ids if dataset is None else None,
                 checkpoint=checkpoint,
                 device=device,
                 data_dir=data_dir,
