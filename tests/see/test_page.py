@@ -1,4 +1,4 @@
-"""Scripts of pages: oxlint reads each of them, and pages join them without their comments."""
+"""Scripts of pages: oxlint reads each of them, and pages join them."""
 
 from __future__ import annotations
 
@@ -16,17 +16,6 @@ from tests.see.test_train_page import TEXT
 
 SCRIPTS = sorted(path.name for path in (Path(page.__file__).parent / "pages").glob("*.js"))
 ENTRIES = ("ladder_page.js", "play_page.js", "report_page.js", "train_page.js", "train_worker.js")
-SCRIPT = """\
-"use strict";
-/* A comment
-   of two lines. */
-const a = "x; // not", b = "/* nor this */", c = `{ // nor ${a}`; // stays
-  // a whole line
-/* one */ const d = 1; /* two */
-
-const e = a /* three */
-  + b;
-"""
 
 
 def test_pages_run_or_import_each_script_and_nothing_else() -> None:
@@ -38,24 +27,6 @@ def test_no_text_on_a_page_controls_a_terminal(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("jinja2.PackageLoader", lambda *_: templates)
     content = page.render("one.html", name="a\x1b\x9b\u202e<\nb", data="\x1b\x9b<é")
     assert content.decode() == ('<p>a\\x1b\\x9b\\u202e&lt;\nb</p>"\\u001b\\u009b\\u003cé"')
-
-
-def test_only_comments_of_whole_lines_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page, "_source", lambda name: SCRIPT)
-    assert page._compact_source("some.js").splitlines() == [
-        '"use strict";',
-        'const a = "x; // not", b = "/* nor this */", c = `{ // nor ${a}`; // stays',
-        "/* one */ const d = 1; /* two */",
-        "const e = a /* three */",
-        "+ b;",
-    ]
-
-
-def test_no_template_has_several_lines() -> None:
-    """In such a template, what looks like a comment, and indentation, would be text."""
-    for script in SCRIPTS:
-        for line in page._compact_source(script).splitlines():
-            assert line.count("`") % 2 == 0 and not line.endswith("\\"), (script, line)
 
 
 def test_pages_add_one_global_name(open_page: Any) -> None:

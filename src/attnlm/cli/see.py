@@ -57,8 +57,7 @@ def attend(
         f"{opened.name}, {chosen}: {attention.model}, layers {layers}, heads {heads}; "
         f"{length} tokens"
     )
-    facts = attention.facts() if json else {}  # may fail: made before any file is written
-    _show(attention.maps, str(attention), facts, output, kind, json)
+    _show(attention.maps, str(attention), attention.facts() if json else {}, output, kind, json)
     console.say(see.CAUTION)
 
 

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.model.inspection import check_finite
 from attnlm.model.language_model import LanguageModel
@@ -21,7 +20,6 @@ from attnlm.runs.run import Run, open_run
 from attnlm.see.pictures import Grid, HeatMaps, Numbers, Pictured
 from attnlm.see.shown_tokens import encode_text, token_texts, visible
 
-_MOST_IN_JSON = 2**24  # numbers, about 400 MB as JSON
 _MOST_LISTED = 3
 
 CAUTION = (
@@ -76,18 +74,8 @@ class Attention(Pictured):
         return HeatMaps(title, grids, in_a_row=self.weights.shape[1])
 
     def facts(self) -> dict[str, Any]:
-        """Return the fields as JSON values. Too many weights raise AttnlmError."""
-        check_fits_json(self.weights.size)
+        """Return the fields as JSON values."""
         return {**vars(self), "weights": self.weights.tolist()}
-
-
-def check_fits_json(numbers: int) -> None:
-    """Raise AttnlmError if this many numbers are too many for JSON output."""
-    if numbers > _MOST_IN_JSON:
-        raise AttnlmError(
-            f"{numbers:,} numbers are too many for JSON (at most {_MOST_IN_JSON:,})",
-            "use a shorter text",
-        )
 
 
 def likeliest(scores_V: NDArray[Any], count: int) -> list[int]:

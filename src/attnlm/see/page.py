@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from attnlm.base.formatting import escape_control_characters
 
-_COMMENT = r"(?ms)^ *(//[^\n]*|/\*((?!\*/).)*\*/)$"
-"""Comments that are one or more whole lines, in JavaScript and CSS"""
 _IMPORT = r'(?m)^import \{([^}]*)\} from "\./([\w.]+)";$'
 _EXPORT = r"(?m)^export (?=(?:async )?(?:class|const|function\*?) (\w+))"
 
@@ -32,7 +30,7 @@ def render(
     packed = json.dumps(data, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
     html = _fill(
         template,
-        style=Markup(_compact_source("page.css")),
+        style=Markup(_source("page.css")),
         scripts={name: Markup(_script_of_module(name)) for name in _with_imports(worker, script)},
         worker_scripts=_with_imports(worker),
         # Escaped, so that no text in the data can end its script element, or control a terminal.
@@ -68,17 +66,6 @@ def _source(name: str) -> str:
     return (resources.files("attnlm.see") / "pages" / name).read_text(encoding="utf-8").strip()
 
 
-def _compact_source(name: str) -> str:
-    """Return a script or stylesheet without indentation, empty lines and comments of whole lines.
-
-    No string or template of our scripts has several lines, so what begins a line is no text.
-    """
-    text = re.sub(_COMMENT, "", _source(name))
-    if name.endswith(".css"):
-        return re.sub(r"\s*([{};])\s*|(?<=:) ", r"\1", text)
-    return re.sub(r"(?m)^\s+", "", text)
-
-
 def _with_imports(*names: str) -> list[str]:
     """Return JavaScript modules and those that they import, each after the ones that it imports."""
     modules = list[str]()
@@ -101,7 +88,7 @@ def _script_of_module(name: str) -> str:
     A page that was opened from a file cannot import modules from its other scripts. So a script
     puts what its module exports into `attnlm.modules`, where the next scripts find it.
     """
-    text = _compact_source(name)
+    text = _source(name)
     exported = ", ".join(re.findall(_EXPORT, text))
     text = re.sub(_IMPORT, r'const {\1} = attnlm.modules["\2"];', text)
     text = re.sub(_EXPORT, "", text)
