@@ -7,6 +7,7 @@ import io
 import itertools
 import logging
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -94,13 +95,13 @@ class HeatMaps:
         return file.getvalue()
 
 
-class Pictured:
+class Pictured(ABC):
     """A result with tables: a notebook shows them as a picture."""
 
     @property
+    @abstractmethod
     def maps(self) -> HeatMaps:
         """The result as tables."""
-        raise NotImplementedError
 
     def __str__(self) -> str:
         """Return the tables of numbers."""
