@@ -18,7 +18,7 @@ from typing import Any
 
 import attnlm
 from attnlm.cli.app import root_command
-from attnlm.cli.help import SHOWS_ALL
+from attnlm.cli.options import SHOWS_ALL
 from attnlm.runs.external_formats import Exported
 from attnlm.runs.journal import Snapshot
 from attnlm.runs.ladder_plan import Adapted, LadderPlan, Trial

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import attnlm
 from attnlm.cli.app import root_command
-from attnlm.cli.completion import VARIABLE
 from docs.generate import commands_page
 from tests.kit import Done, try_command
 
@@ -34,7 +33,7 @@ _OTHERS: tuple[tuple[str, ...], ...] = (
     ("sample", "own", "--tokens", "9"),
     ("ladder", "--rungs", "bigram,single-head", "--steps", "5", "--seed", "1", "--tokens", "9"),
     ("attend", "the fox", "multi-head-001", "--output", "attention.html"),
-    ("trace", "the fox", "--run", "multi-head-001"),
+    ("trace", "the fox", "multi-head-001"),
     ("heads", "multi-head-001", "--windows", "2"),
     ("patch", "the fox", "the dog", "multi-head-001", "--answers", "a", "e", "-o", "patch.html"),
     ("report", "multi-head-001", "--windows", "2", "--output", "report.html"),
@@ -93,7 +92,8 @@ def _done(*command: str) -> Done:
 
 def _completed(words: str) -> str:
     """Return the words that bash receives to complete the last of `words`."""
-    asked = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" ")), VARIABLE: "complete_bash"}
+    asked = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    asked["_ATTNLM_COMPLETE"] = "complete_bash"
     done = subprocess.run([_PROGRAM], env={**os.environ, **asked}, check=True, capture_output=True)
     return done.stdout.decode()
 

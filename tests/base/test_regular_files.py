@@ -23,7 +23,7 @@ def device(path: Path) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such files")
 def test_a_device_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").symlink_to("/dev/null")
-    for words in ("prepare /dev/null", "prepare x.jsonl", "sample --prompt-file /dev/null"):
+    for words in ("prepare /dev/null", "prepare x.jsonl"):
         says = f"{words.split()[-1]}: it is a device"
         fails(*words.split(), cwd=tmp_path, code=1, says=says, hints="check the path")
 

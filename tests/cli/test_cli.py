@@ -62,12 +62,12 @@ def test_every_rung_from_text_to_text(rung: str, project: Path) -> None:
     higher = RUNGS[RUNGS.index(rung) + 1 :]
     best = "attnlm train --recipe best --budget 2m"
     assert (f"attnlm train --model {higher[0]}" if higher else best) in trained.stderr
-    assert facts["model"] == rung and facts["steps"] == 6
+    assert facts["model"] == rung and facts["step"] == 6
     assert Path(facts["run"]).parts == ("checkpoints", f"{rung}-001")
     assert facts["dataset"] == "data/text-char"
 
     measured = json.loads(command("eval", facts["run"], "--json", cwd=project).stdout)
-    assert measured["val_loss"] == pytest.approx(facts["best_val_loss"], rel=1e-5)
+    assert measured["val_loss"] == pytest.approx(facts["val_loss"], rel=1e-5)
     assert measured["tokens"] == VAL - 1
 
     sampled = command("sample", "--tokens", "30", "--seed", "3", cwd=project)
@@ -221,23 +221,6 @@ def test_quiet_commands_name_no_command_to_type_next(project: Path) -> None:
     (project / "data" / "latest").write_text("text-char\n")
 
 
-def test_prompts_of_a_file_are_continued_as_alone(project: Path) -> None:
-    prompts = ["the", "a quick brown", "fox ", "the"]
-    (project / "prompts.txt").write_text("\r\n\nthe\na quick brown\r\nfox \n\nthe")
-    (project / "prompts.jsonl").write_text("".join(f'{{"prompt": "{p}"}}\n' for p in prompts))
-    flags = ["sample", "small", "--tokens", "20", "--seed", "4"]
-    alone = [command(*flags, "--prompt", prompt, cwd=project).stdout for prompt in prompts]
-    for file, stdin in (("prompts.txt", ""), ("prompts.jsonl", ""), ("-", "\n".join(prompts))):
-        done = command(*flags, "--prompts", file, cwd=project, stdin=stdin)
-        assert done.stdout == "\n---\n".join(alone)
-    flags += ["--prompts", "prompts.txt", "--json"]
-    found = json.loads(command(*flags, cwd=project).stdout)
-    assert (found["prompts"], found["texts"], found["text"]) == (prompts, alone, alone[0])
-    assert found["tokens"] == 80
-    several = json.loads(command(*flags, "--num-samples", "2", cwd=project).stdout)["texts"]
-    assert several[::2] == alone and len(several) == 8
-
-
 def test_the_ladder_from_outside(project: Path) -> None:
     flags = ["--rungs", "bigram,multi-head", "--steps", "4", "--seed", "1", "--prompt", "the "]
     done = command("ladder", *flags, "--tokens", "9", "--name", "steps", cwd=project)
@@ -245,7 +228,11 @@ def test_the_ladder_from_outside(project: Path) -> None:
     assert page == project / "checkpoints" / "steps" / "index.html" and page.is_file()
     header = next(line for line in done.stderr.splitlines() if line.startswith("rung   "))
     assert header.split("  ")[0] == "rung" and header.endswith("seconds")
-    for words in ("rung 2 of 2: multi-head", "not like for like: optimizer", "── multi-head\nthe "):
+    for words in (
+        "rung 2 of 2: multi-head",
+        "not a fair comparison: optimizer",
+        "── multi-head\nthe ",
+    ):
         assert words in done.stderr
 
     facts = json.loads(command("ladder", "--resume", "steps", "--json", cwd=project).stdout)
@@ -365,18 +352,14 @@ def test_a_signal_saves_and_says_how_to_go_on(
 def test_sampling_prints_text_and_nothing_else(project: Path) -> None:
     done = command("sample", "small", "--prompt", "the ", "--tokens", "20", cwd=project)
     assert done.stdout.startswith("the ") and len(done.stdout) == 24
-    read = r"small, step \d+, validation loss \d\.\d{4} \(best\) on cpu, temperature 1, seed \d+\n"
-    assert re.match(read, done.stderr) and "tokens/s" in done.stderr
+    read = r"small, best checkpoint \(step \d+, validation loss \d\.\d{4}\) on cpu, temperature 1, "
+    assert re.match(rf"{read}seed \d+\n", done.stderr) and "tokens/s" in done.stderr
     piped = command(
         "sample", "small", "--prompt", "-", "--tokens", "0", cwd=project, stdin="dog\n\n"
     )
     assert piped.stdout == "dog\n"  # without the newline that `echo` adds
     wrong = command("sample", "small", "--prompt", "Ü", cwd=project, code=1)
     assert wrong.stderr.startswith("error: the vocabulary of text-char lacks 'Ü'")
-    (project / "prompt.txt").write_text("fox ")
-    filed = ["sample", "small", "--prompt-file", "prompt.txt", "--tokens", "9", "--seed", "4"]
-    once, again = (command(*filed, cwd=project).stdout for _ in range(2))
-    assert once == again and once[:4] == "fox " and len(once) == 13
 
 
 def test_json_of_samples_has_each_text_and_its_checkpoint(project: Path) -> None:
@@ -401,23 +384,7 @@ def test_a_conversation_ends_with_bye_or_the_end_of_input(project: Path) -> None
     assert "lacks 'Ü'" in ended.stderr
     prompted = command(*flags, "--prompt", "Ü", cwd=project, stdin="the dog\n")
     assert "lacks 'Ü'" in prompted.stderr and prompted.stdout == bye.stdout
-
-
-def test_commands_in_a_conversation_are_not_text(project: Path) -> None:
-    flags = ["sample", "small", "-i", "--tokens", "5"]
-    plain = command(*flags, "--seed", "1", "--temperature", "0.5", cwd=project, stdin="the dog\n")
-    lines = ["/help", "/seed x", "/seed 1", "/temperature -1", "/temperature 0.5", "/nothing"]
-    done = command(*flags, cwd=project, stdin="\n".join([*lines, "the dog", ""]))
-    assert done.stdout == plain.stdout
-    for words in (
-        "/temperature X",
-        "error: invalid value for /seed: 'x'\nhint: it must be a number\n",
-        "seed 1\n",
-        "error: invalid value for /temperature: '-1'\nhint: it must be at least 0\n",
-        "error: unknown command /nothing\nhint: choose from /seed N, /temperature X, ",
-    ):
-        assert words in done.stderr
-    last = command(*flags, f"--seed={2**63 - 1}", cwd=project, stdin="the dog\nfox\n")
+    last = command(*flags[:-1], f"{2**63 - 1}", cwd=project, stdin="the dog\nfox\n")
     assert len(last.stdout) == 12
 
 

@@ -35,8 +35,8 @@ def test_samples_are_dimmed_lines_of_the_terminals_width(
     display(evaluated(999, "word " * 20, is_last=True))
     display.close()
     assert re.findall(r"\x1b\[2m([^\n]*)\x1b\[0m\n", shown.getvalue()) == [
-        r"step      0  2.5000  ⏎ROMEO:⏎\x1b[2Jfox…",
-        "step    999  2.5000  word word word wor…",
+        r"step      0  validation 2.5000  ⏎ROMEO:…",
+        "step    999  validation 2.5000  word wo…",
     ]
 
 

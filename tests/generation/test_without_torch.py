@@ -15,7 +15,7 @@ COMMANDS = [
     [*SAMPLE, "bigram", "--top-k", "3"],
     [*SAMPLE, "--num-samples", "3", "--prompt", "the"],
     [*SAMPLE, "--show-probs"],
-    [*SAMPLE, "--prompts", "prompts.txt", "--json"],
+    [*SAMPLE, "--prompt", "fox", "--json"],
     ["sample", "-i", "--tokens", "20"],
     ["list"],
     ["export", "tied", "page.html", "--to", "html"],
@@ -36,7 +36,6 @@ def test_to_sample_list_and_export_a_page_does_not_load_torch(
 ) -> None:
     for folder in ("data", "checkpoints"):
         (tmp_path / folder).symlink_to(trained / folder)
-    (tmp_path / "prompts.txt").write_text("the quick\nfox\n")
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps(COMMANDS)],
         cwd=tmp_path,

@@ -59,9 +59,11 @@ OTHERS = {
     *("--nnodes", "--node-rank", "--nproc-per-node", "--master-addr", "--master-port"),
     *("--local-addr", "--rdzv-backend", "--rdzv-conf", "--rdzv-endpoint", "--max-restarts"),
     *("--local-dir", "--logdir", "--signal", "--hed", "--rounds", "--processor", "--training"),
-    "--cases",
+    *("--cases", "--n-layer", "--n-head", "--n-embd", "--hidden-size", "--max-steps"),
+    *("--max-iters", "--lr", "--config"),
 }
-"""Options of torchrun, hf, TensorBoard, sbatch, benchmarks and trials, and a misspelled one."""
+"""Options of torchrun, hf, TensorBoard, sbatch, benchmarks and trials, other names of ours, and a
+misspelled one."""
 
 
 def test_every_flag_that_they_name_exists() -> None:

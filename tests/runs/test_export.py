@@ -205,7 +205,7 @@ def test_the_command_and_its_card(dataset: Dataset, tmp_path: Path) -> None:
         "parameters": run.parameters,
     }
     assert command("export", run.name, "again", "--to", "hf", cwd=tmp_path).stdout == "again\n"
-    command("export", "once-more", "--run", run.name, cwd=tmp_path)
+    command("export", run.name, "once-more", cwd=tmp_path)
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     for fact in (
         *("GPT2LMHeadModel", attnlm.__version__, run.dataset.train_sha256, "step 1"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shutil
@@ -14,7 +15,7 @@ import pytest
 import attnlm
 from attnlm.base.atomic_folders import locked_for_training
 from attnlm.base.formatting import age
-from attnlm.cli.console import table_lines
+from attnlm.cli.console import print_table
 from attnlm.config.recipes import list_recipes, load_sizes, recipe_names
 from attnlm.runs.ladder_plan import LadderPlan
 from tests.kit import QUICK, command, on_a_terminal, quick_run
@@ -85,7 +86,7 @@ def test_files_in_folders_count_and_imported_runs_have_no_result(project: Path) 
     assert imported["val_loss"] is None and imported["steps"] is None
     assert "from elsewhere" in command("list", "runs", cwd=project).stdout
     done = command("diff", "first", "second", cwd=project)
-    assert "not like for like" not in done.stderr and "elsewhere" in done.stdout
+    assert "not a fair comparison" not in done.stderr and "elsewhere" in done.stdout
 
 
 def test_empty_lists_are_not_an_error(tmp_path: Path) -> None:
@@ -149,7 +150,7 @@ def test_lists_mark_ladders_and_running_jobs(project: Path) -> None:
 def test_two_runs_are_compared(project: Path) -> None:
     facts = json.loads(command("diff", "first", "second", "--json", cwd=project).stdout)
     assert facts["settings"] == {"seed": [1, 2]}
-    assert facts["data"] == {"parent": [None, "first, step 4 (best)"]}
+    assert facts["data"] == {"parent": [None, "first, best checkpoint (step 4)"]}
     losses = [attnlm.open_run(project / "checkpoints" / n).metrics() for n in ("first", "second")]
     assert facts["result"]["val_loss"] == [min(r["val_loss"] for r in run) for run in losses]
     assert facts["result"]["step"] == [4, 4] and facts["warnings"] == []
@@ -166,13 +167,11 @@ def test_two_runs_are_compared(project: Path) -> None:
 
 def test_a_table_leaves_out_empty_columns_and_wraps_on_a_terminal(project: Path) -> None:
     header, texts = ("run", "loss", "data", "size"), ("run", "data")
-    assert list(table_lines(header, [("a", "", "b", "20 MB")], texts)) == [
-        "run  data   size",
-        "a    b     20 MB",
-    ]
-    shown = re.sub(r"\x1b\[[\d;]*m", "", on_a_terminal("list", "runs", cwd=project, COLUMNS="40"))
+    print_table(header, [("a", "", "b", "20 MB")], texts, written := io.StringIO())
+    assert written.getvalue() == "run  data   size\na    b     20 MB\n"
+    shown = re.sub(r"\x1b\[[\d;]*m", "", on_a_terminal("list", "runs", cwd=project, COLUMNS="55"))
     table = shown.partition("* what")[0]
-    assert "second*" in table and max(map(len, table.splitlines())) <= 40
+    assert "second*" in table and max(map(len, table.splitlines())) <= 55
 
 
 def test_ages_are_whole_units() -> None:

@@ -95,7 +95,7 @@ def test_the_last_line_replaces_the_bar_in_a_terminal(
     bar(attnlm.Note("\x1b[2Jnoted"))
     train(dataset, on_event=bar)
     assert "\\x1b[2Jnoted\n" in shown.getvalue()
-    assert "4/4 [" in shown.getvalue() and "val " in shown.getvalue()
+    assert "4/4 [" in shown.getvalue() and "validation " in shown.getvalue()
     assert shown.getvalue().count("\n") == 2
     assert "finished at step 4" in shown.getvalue().split("\r")[-1]
 

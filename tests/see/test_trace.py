@@ -90,7 +90,8 @@ def test_trace_prints_steps_or_json(trained: Path) -> None:
     shown = command("trace", "the", "transformer", cwd=trained)
     for word in ("embedding", "layer 2 q", "scores", "mask", "−∞", "mlp", "logits", "next token"):
         assert word in shown.stdout
-    assert re.search(r"transformer, step \d+, validation loss \d\.\d{4} \(best\)", shown.stderr)
+    evaluated = r"transformer, best checkpoint \(step \d+, validation loss \d\.\d{4}\)"
+    assert re.search(evaluated, shown.stderr)
     facts = json.loads(command("trace", "the", "bigram", "--json", cwd=trained).stdout)
     assert facts["tokens"] == ["t", "h", "e"] and facts["model"] == "bigram"
     assert [step["name"] for step in facts["steps"]] == ["tokens", "logits", "probabilities"]

@@ -150,6 +150,7 @@ def test_stdin_and_pipes_contain_records_if_a_column_is_given() -> None:
 
     assert text("-", lines, None) == lines.decode()
     assert text("-", lines, "a") == "x|x|x|"
+    assert text("-", b"a,b\nx,y\nx,z\n", "b") == "y|z|"
     assert text("pipe", lines, "b") == text("b.jsonl", lines, "b") == "y|y|y|"
     assert text("c.jsonl.gz", gzip.compress(lines), "b") == "y|y|y|"
     assert text("text", b"abc", None) == "abc"

@@ -63,7 +63,7 @@ def test_a_child_names_the_checkpoint_of_its_parent(parent: Run, child: Any, pro
     assert attnlm.open_run(run.path).parent == run.parent
     shown = command("report", "--json", run.path, cwd=project)
     assert json.loads(shown.stdout)["parent"] == vars(run.parent)
-    assert f"parent, step {start.step}" in (run.path / "report.html").read_text()
+    assert f"parent, best checkpoint (step {start.step})" in (run.path / "report.html").read_text()
     began = parent_weights(run, run.parent)
     assert all(np.array_equal(began[name], w) for name, w in weights(parent, start.which).items())
     with pytest.raises(AttnlmError, match="has changed since"):
@@ -90,7 +90,7 @@ def test_data_get_the_tokenizer_of_the_parent(parent: Run, project: Path) -> Non
     for _ in range(2):  # the second time they are there already
         command("prepare", "pears.txt", "--tokenizer", "checkpoints/parent", cwd=project)
     done = command("train", "pears-parent", "--from", "parent", "--steps", "1", cwd=project)
-    assert "the weights of parent, step 30" in done.stderr
+    assert "started from  parent, best checkpoint (step 30)" in done.stderr
 
 
 @pytest.mark.slow

@@ -208,10 +208,10 @@ def test_a_second_signal_within_a_step_saves_nothing(
 @pytest.mark.parametrize(
     ("stop", "which", "read"),
     [
-        (3, "auto", "step 3, no evaluation recorded (last)"),
-        (3, "best", "step 0, validation loss {:.4f} (best)"),
-        (7, "auto", "step 5, validation loss {:.4f} (best)"),
-        (7, "last", "step 7, no evaluation recorded (last)"),
+        (3, "auto", "last checkpoint (step 3, no evaluation recorded)"),
+        (3, "best", "best checkpoint (step 0, validation loss {:.4f})"),
+        (7, "auto", "best checkpoint (step 5, validation loss {:.4f})"),
+        (7, "last", "last checkpoint (step 7, no evaluation recorded)"),
     ],
 )
 def test_auto_selects_last_until_a_trained_checkpoint_is_evaluated(

@@ -110,6 +110,6 @@ def test_the_output_of_a_dry_run(folder: Path) -> None:
     said = command(*words, cwd=folder).stdout
     facts = json.loads(command(*words, "--json", cwd=folder).stdout)
     assert f"model   transformer, {facts['parameters']:,} parameters: layers 2" in said
-    assert "in 4 processes" in said and "in each process" in said
+    assert "split   4 processes" in said and "in each process" in said
     assert "device  cpu (" in said and "FLOP a step" in said
     assert " for 7 steps, without evaluations" in said

@@ -599,7 +599,7 @@ def test_the_command_compares_rungs_of_equal_operations(
     words += ["--equal", "flops", "--checkpoint-dir", str(tmp_path / "runs"), "--json"]
     done = command(*words, cwd=ladders.folder)
     first, fused, whole = json.loads(done.stdout)["rungs"]
-    assert whole["steps"] > fused["steps"] == first["steps"] == 3
+    assert whole["step"] > fused["step"] == first["step"] == 3
     for rung in (fused, whole):
         assert rung["flops"] == pytest.approx(first["flops"], rel=0.2)
     assert "for equal flops: single-head: steps 3; single-head:attention=" in done.stderr

@@ -1,4 +1,4 @@
-"""What a ladder says: gains, verdicts, what is not like for like, its table and its page."""
+"""What a ladder says: gains, verdicts, what makes it unfair, its table and its page."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_one_rung_with_several_seeds_has_a_mean_and_its_interval(
     assert climbed.rungs[0].interval is None
 
 
-# --- What is not like for like --------------------------------------------------------------------
+# --- What makes a comparison unfair ---------------------------------------------------------------
 
 
 def shortened(rung: Rung, **last: Any) -> Rung:
@@ -144,7 +144,7 @@ def shortened(rung: Rung, **last: Any) -> Rung:
 def test_unequal_settings_and_few_steps_are_warnings(climbed: Ladder) -> None:
     first, second = climbed.rungs
     said = "\n".join(climbed.warnings)
-    assert "the defaults of each rung: bigram adamw 0.1; single-head muon 0.03" in said
+    assert "bigram (optimizer adamw, learning rate 0.1); single-head (optimizer muon" in said
     assert "equally wide" not in said
     assert "models learn next to nothing in so few steps: bigram made 6" in climbed.warnings
     assert "single-head made 4 steps, not 6" in (

@@ -142,7 +142,7 @@ def test_parameters_that_a_rung_cannot_have_are_shown(ladders: Ladders) -> None:
     ladder = ladders.whole("equal parameters")
     assert ladder_command(ladder.plan).count("--equal parameters") == 1
     adapted = [vars(one) for one in ladder.plan.adapted]
-    assert ladder_facts(ladder)["adapted"] == adapted != []
+    assert list(ladder_facts(ladder)["adapted"]) == adapted != []
     said = "The width of each rung gives it about as many parameters as bigram"
     assert f"{said} ({ladder.plan.adaptation})." in page_of(ladder)
     assert "each trained for 6 steps of 32 × 64 tokens, the same in the same" in page_of(ladder)
@@ -158,7 +158,7 @@ def test_steps_of_equal_operations_are_shown(ladders: Ladders) -> None:
     ladder = ladders.whole("equal flops")
     assert ladder_command(ladder.plan).count("--equal flops") == 1
     adapted = [vars(one) for one in ladder.plan.adapted]
-    assert ladder_facts(ladder)["adapted"] == adapted != []
+    assert list(ladder_facts(ladder)["adapted"]) == adapted != []
     said = "Each rung makes the steps that need as many FLOPs, forward and backward, as single-head"
     assert f"{said} ({ladder.plan.adaptation})." in page_of(ladder)
     assert "each trained on batches of 32 × 64 tokens, the same in the same" in page_of(ladder)

@@ -5,6 +5,19 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_MEANS = {
+    "n_layer": "layers",
+    "n_head": "heads",
+    "n_embd": "embed_dim",
+    "hidden_size": "embed_dim",
+    "max_steps": "steps",
+    "max_iters": "steps",
+    "lr": "learning_rate",
+    "config": "recipe",
+    "start": "prompt",
+}
+"""Names of other tools that are understood in place of ours, as options and in recipes."""
+
 # Our names of settings, flags, arguments, values and commands, each with names in other tools.
 _OTHER_NAMES = {
     # the model
@@ -98,6 +111,9 @@ _REPLACED: dict[str, str] = {
     "split_seed": "leave it out: `split` documents always makes the same choice",
     "newlines": "line ends are kept: dos2unix converts those of a file",
     "names": "prepare a file or a URL of names, such as names.txt of karpathy/makemore",
+    "errors": "in Python: attnlm.answer_pairs(run, pairs)",
+    "prompts": "in Python: attnlm.samples(run, prompts=[…])",
+    "prompt_file": "read it on stdin: attnlm sample --prompt - < FILE",
     "shard": "to train with less memory, lower `micro_batch_size` or use `recompute`",
     "mlflow": "use tensorboard, wandb or trackio",
     "peak": "train with `dry_run` measures steps on this machine",
@@ -109,6 +125,11 @@ _REPLACED: dict[str, str] = {
 
 _NEAR = 0.6  # the default cutoff of difflib.get_close_matches
 _BEGINS_ALIKE = 0.8
+
+
+def our_name(name: str) -> str:
+    """Return our name for what other tools call `name`, or `name` itself."""
+    return _MEANS.get(name, name)
 
 
 def suggestion(name: str, names: Iterable[str], otherwise: str) -> str:

@@ -3,35 +3,38 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from attnlm.base.events import Note
-from attnlm.base.formatting import byte_size, duration
-from attnlm.cli.console import say, say_aside, say_facts, with_flags
-from attnlm.cli.help import setting_text
+from attnlm.base.formatting import byte_size
+from attnlm.cli.console import escape_unprintable, say, say_facts, terminal, with_flags
+from attnlm.cli.options import setting_text
 from attnlm.config.settings import resolve
 from attnlm.config.training import TrainingConfig
 from attnlm.runs.records import DatasetFacts, reference_losses
 from attnlm.see.progress_bar import ProgressBar
 
 if TYPE_CHECKING:
+    from attnlm.compute.device import Device
     from attnlm.data.dataset import Dataset
     from attnlm.model.spec import ModelSpec
     from attnlm.runs.run import Run
     from attnlm.training.events import Started
+
+BEGINNING = ("data", "model", "started from", "steps")
+"""The facts of a run that are shown when it begins."""
+_SIZES = (
+    "layers", "heads", "kv_heads", "embed_dim", "head_size", "mlp_width",
+    "block_size", "dropout",
+)  # fmt: skip
 
 
 def baselines(vocab_size: int, dataset: DatasetFacts | Dataset) -> str:
     """Return the losses to compare a model's loss with, in one line."""
     losses = reference_losses(vocab_size, dataset)
     return ", ".join(f"{name} {loss:z.4f}" for name, loss in losses.items()) + " nats per token"
-
-
-_SIZES = (
-    "layers", "heads", "kv_heads", "embed_dim", "head_size", "mlp_width",
-    "block_size", "dropout",
-)  # fmt: skip
 
 
 def parts_in_words(model: ModelSpec) -> str:
@@ -41,6 +44,22 @@ def parts_in_words(model: ModelSpec) -> str:
     sizes = [name for name in _SIZES if settings.get(name)]
     changed = [n for n in settings if n not in _SIZES and settings[n] != usual.get(n)]
     return ", ".join(f"{name} {setting_text(settings[name])}" for name in (*sizes, *changed))
+
+
+def computation(training: TrainingConfig, device: Device, memory: int) -> dict[str, str]:
+    """Return where and how a run is computed, by label; "" for what does not apply."""
+    threads = f", {counted(training.threads or 1, 'thread')}" if device.name == "cpu" else ""
+    processes = training.processes
+    split = [counted(processes, "process")] if processes > 1 else []
+    if training.micro_batch_size is not None:
+        split.append(f"at most {counted(training.micro_batch_size, 'window')} at once")
+    split += ["activations recomputed"] if training.recompute else []
+    each = ", in each process" if processes > 1 else ""
+    return {
+        "device": f"{device.name} ({device.reason}), {device.dtype}{threads}",
+        "split": ", ".join(split),
+        "memory": f"about {byte_size(memory)} in addition to PyTorch{each}",
+    }
 
 
 class Display(ProgressBar):
@@ -73,59 +92,33 @@ class Display(ProgressBar):
         elif not self.quiet:
             if isinstance(event, Started):
                 say_facts(_header(event, self.log))
-            elif isinstance(event, Evaluated) and event.snapshot is not None:
+            elif isinstance(event, Evaluated) and event.snapshot and sys.stderr.isatty():
                 self.clear()
-                text = event.snapshot.text.replace("\n", "⏎")
-                say_aside(f"step {event.step:>6}  {event.val_loss:.4f}  {text}")
+                text = escape_unprintable(event.snapshot.text.replace("\n", "⏎"))
+                line = f"step {event.step:>6}  validation {event.val_loss:.4f}  {text}"
+                terminal(sys.stderr).print(line, style="dim", no_wrap=True, overflow="ellipsis")
             super().__call__(event)
 
 
 def _header(event: Started, log: Sequence[str]) -> dict[str, str]:
     """Return the lines to print before a training run, by label; "" for a label without a value."""
+    from attnlm.runs.run import run_summary  # loads numpy
+
     run = event.run
-    dataset = run.dataset
-    model = run.config.spec
     training = run.config.training.complete()
-    device = event.device
+    summary = run_summary(run)
     part = run.evaluated_part
-    threads = f", {counted(training.threads, 'thread')}" if device.name == "cpu" else ""
     folder = shlex.quote(str(run.path.parent))
-    each = ", in each process" if training.processes > 1 else ""
     return {
-        "data": f"{dataset.name}: {run.vocab_size:,} ids, "
-        f"{dataset.train_tokens:,} tokens to train on, {dataset.val_tokens:,} to validate",
-        "model": f"{model.name}, {run.parameters:,} parameters: {parts_in_words(model)}",
-        "start": f"the weights of {run.started_from}" if run.started_from else "",
-        "training": f"{_length_in_words(training)} of {training.batch_size} × {model.block_size} "
-        f"tokens, {training.optimizer} {training.learning_rate:g} {training.schedule}, "
-        f"seed {training.seed}",
+        **{label: summary.get(label, "") for label in BEGINNING},
+        "model": f"{summary['model']}: {parts_in_words(run.config.spec)}",
+        "training": f"optimizer {training.optimizer}, learning rate {training.learning_rate:g}, "
+        f"{training.schedule} schedule",
         "evaluation": f"on {part}, spread evenly" if part else "",
-        "device": f"{device.name} ({device.reason}), {device.dtype}{threads}",
-        "split": division_in_words(training),
-        "memory": f"about {byte_size(event.memory)} in addition to PyTorch{each}",
+        **computation(training, event.device, event.memory),
         "run": str(run.path),
         "log": f"to see it: tensorboard --logdir {folder}" if "tensorboard" in log else "",
     }
-
-
-def division_in_words(training: TrainingConfig) -> str:
-    """Return `2 processes, at most 8 windows at once`, as far as this applies."""
-    words = [counted(training.processes, "process")] if training.processes > 1 else []
-    if training.micro_batch_size is not None:
-        words.append(f"at most {counted(training.micro_batch_size, 'window')} at once")
-    return ", ".join([*words, *(["activations recomputed"] if training.recompute else [])])
-
-
-def _length_in_words(training: TrainingConfig) -> str:
-    """Return the length of training: `800 steps`, `2 min, at most 800 steps` or `2 min in steps`.
-
-    The header continues it: `2 min in steps of 32 × 64 tokens`.
-    """
-    steps = "in steps" if training.steps is None else counted(training.steps, "step")
-    if training.budget is None:
-        return steps
-    most = "" if training.steps is None else ", at most"
-    return f"{duration(training.budget)}{most} {steps}"
 
 
 def counted(number: int, noun: str) -> str:

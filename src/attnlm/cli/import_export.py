@@ -4,40 +4,42 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from typing import Any
 
 import attnlm
 from attnlm.base.errors import UsageError
 from attnlm.base.folders import command_for
-from attnlm.cli import completion, console, options
+from attnlm.cli import console, options
 from attnlm.cli.event_printer import Display, parts_in_words
-from attnlm.cli.options import REQUIRED, argument, option, switch
+from attnlm.cli.options import REQUIRED, argument, option, shared, switch, with_options
 from attnlm.runs import hub
 from attnlm.runs.external_formats import FORMATS, PAGE_TYPES, check_format
 
 
+@with_options(shared("checkpoint", "checkpoint_dir", "data_dir"))
 def export(
     names: list[str] | None = argument(
         None,
-        "[RUN …] DIR|FILE",
+        "[RUN...] PLACE",
         "name or path of the run (one or more for html; default: the run trained last), "
         "followed by what to create: a folder (hf), hf:OWNER/NAME on the Hugging Face Hub (hf), or "
         "a file (html)",
-        completion.runs,
-        show_default=False,
+        options.names("run"),
     ),
+    *,
     to: str = option(
         "hf",
         "format: hf (a folder for transformers) or html (a page in which the model runs)",
-        completion.choice_completer(*FORMATS),
+        complete=options.words(*FORMATS),
     ),
     type: str | None = option(
         None,
         "with html: number type, f32 or f16; default: f32 up to 2 million parameters, else f16",
-        completion.choice_completer(*PAGE_TYPES),
+        complete=options.words(*PAGE_TYPES),
     ),
     train: bool = switch(
-        "with html: models can be trained in the page, on the first 1 MB of the data set DATASET "
-        "(default: the run's); with DATASET, no RUN is needed",
+        "with html: models can be trained in the page, on the first 1 MB of the data set DATASET, "
+        "named after the file (default: the run's); with DATASET, no RUN is needed",
         "--train",
     ),
     title: str | None = option(None, "with html: heading of the page; default: the runs' names"),
@@ -49,11 +51,8 @@ def export(
         "with html: replace an existing page, and allow more than 60 million parameters", "--force"
     ),
     public: bool = switch("with hf:OWNER/NAME: a public model; default: private", "--public"),
-    checkpoint: str = options.CHECKPOINT,
-    checkpoint_dir: Path = options.CHECKPOINT_DIR,
-    data_dir: Path = options.DATA_DIR,
-    json: bool = options.JSON,
-    run_option: str | None = option(None, "", names=["--run"], hidden=True),
+    json: bool,
+    **settings: Any,
 ) -> None:
     """Write a run for other tools, or as a web page in which it runs."""
     usage = "attnlm export [RUN] DIR, or attnlm export [RUN] FILE --to html"
@@ -63,9 +62,8 @@ def export(
     if train and len(names) > 1 and names[-2].endswith(".html"):
         *names, data = names
     *runs, path = names
-    if runs and run_option is not None:
-        raise UsageError("RUN and --run cannot be combined", "use only one")
-    if not runs and run_option is None and (checkpoint_dir / path / "config.json").exists():
+    checkpoint_dir = settings["checkpoint_dir"]
+    if not runs and Path(checkpoint_dir, path, "config.json").exists():
         usage = usage.replace("[RUN]", path)
         raise UsageError(f"{path} is a run, and no folder or file to write was given", usage)
     if to == "hf" and Path(path).suffix == ".html":
@@ -73,7 +71,7 @@ def export(
             f"{path} is the name of a file, but --to hf writes a folder", "use --to html"
         )
     check_format(to, type)
-    named: list[str | None] = [*runs] or ([] if data and run_option is None else [run_option])
+    named: list[str | None] = [*runs] or ([] if data else [None])
     opened = [attnlm.open_run(run, checkpoint_dir=checkpoint_dir) for run in named]
     exported = attnlm.export(
         opened,
@@ -85,11 +83,11 @@ def export(
         text=text,
         force=force,
         public=public,
-        checkpoint=checkpoint,
-        data_dir=data_dir,
         on_event=Display(),
+        **settings,
     )
     parameters = sum(run.parameters for run in opened)
+    checkpoint = settings["checkpoint"]
     exported_runs = "; ".join(f"{run.name}, {run.checkpoint(checkpoint)}" for run in opened)
     form = exported.form
     console.say(f"{exported_runs}: {form}, {parameters:,} parameters" if opened else form)
@@ -102,14 +100,16 @@ def export(
     console.print_result_or_json(str(exported.path), facts, json)
 
 
+@with_options(shared("checkpoint_dir"))
 def import_(
     source: str = argument(
         REQUIRED,
-        "DIR|FILE|NAME",
+        "PLACE",
         "folder in the format of Hugging Face, a safetensors file in such a folder, or the name of "
         "a model on the Hugging Face Hub, such as Qwen/Qwen3-0.6B",
     ),
-    name: str | None = options.NAME,
+    *,
+    name: str | None,
     revision: str | None = option(
         None, "branch, tag or commit of a model on the Hub; default: main"
     ),
@@ -120,15 +120,14 @@ def import_(
     block_size: int | None = option(
         None, "context of the run; default: the model's, but at most 1,024"
     ),
-    checkpoint_dir: Path = options.CHECKPOINT_DIR,
-    json: bool = options.JSON,
+    json: bool,
+    **settings: Any,
 ) -> None:
     """Import a model from Hugging Face files as a run.
 
     Models: GPT-2, Llama, Mistral, Qwen2 and Qwen3, and files that a page saved.
     """
     hub.check_source(source.removeprefix(hub.PREFIX))
-
     with contextlib.closing(Display()) as display:
         run = attnlm.import_run(
             source,
@@ -136,8 +135,8 @@ def import_(
             name=name,
             revision=revision,
             block_size=block_size,
-            checkpoint_dir=checkpoint_dir,
             on_event=display,
+            **settings,
         )
     spec = run.config.spec
     console.say(

@@ -4,39 +4,43 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attnlm
-from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.errors import AttnlmError
 from attnlm.base.folders import command_for, find_folder
-from attnlm.cli import completion, console, options
+from attnlm.cli import console, options
 from attnlm.cli.event_printer import Display, baselines
-from attnlm.cli.options import decode_argument, option, setting_option
+from attnlm.cli.options import decode_argument, option, shared, with_options
+from attnlm.config.training import TrainingConfig
 from attnlm.model.architecture import MODELS
 from attnlm.runs.ladder_plan import EQUAL, REPAIR, check_rungs
 
 if TYPE_CHECKING:
     from attnlm.see.ladder import Ladder
 
+_TRAINING = ("budget", "steps", "eval_every", "eval_tokens", "threads", "seed")
 
+
+@with_options(
+    dict.fromkeys(_TRAINING, TrainingConfig) | shared("checkpoint_dir", "data_dir"),
+    helps={
+        "budget": "time for all models together, such as 90s, 5m or 1h30m; default: 2m",
+        "steps": "updates of each model, instead of --budget",
+    },
+)
 def ladder(
-    dataset: str | None = options.DATASET,
+    dataset: str | None,
+    *,
     rungs: str | None = option(
         None,
         "models or variants to compare, in this order, such as bigram, "
         "transformer:positions=none or transformer:learning_rate=0.005; default: "
         "bigram,average,single-head,multi-head,transformer",
-        completion.list_completer(*MODELS),
+        complete=options.words(*MODELS),
     ),
-    budget: float | None = setting_option(
-        "budget", "time for all models together, such as 90s, 5m or 1h30m; default: 2m"
-    ),
-    steps: int | None = option(None, "updates of each model, instead of --budget"),
-    eval_every: int | None = setting_option("eval_every"),
-    eval_tokens: int | None = setting_option("eval_tokens"),
-    threads: int | None = setting_option("threads"),
-    seed: int | None = setting_option("seed"),
     seeds: int | None = option(
         None,
         "number of seeds: each model is trained with all of them, and the median is shown; 3 or "
@@ -51,27 +55,25 @@ def ladder(
         None,
         f"what to hold equal in all models: {'|'.join(EQUAL)}; the first model decides the "
         "widths or steps of the others; default: tokens",
-        completion.choice_completer(*EQUAL),
+        complete=options.words(*EQUAL),
     ),
     prompt: str | None = option(None, "text that each model continues"),
     tokens: int | None = option(None, "tokens that each model generates; default: 200"),
     name: str | None = option(
         None, "name of the ladder; default: ladder-001, ladder-002, …; an existing one is resumed"
     ),
-    resume: str | None = option(None, "name or path of a ladder to resume", completion.ladders),
-    checkpoint_dir: Path = options.CHECKPOINT_DIR,
-    data_dir: Path = options.DATA_DIR,
-    json: bool = options.JSON,
-    quiet: bool = options.QUIET,
+    resume: str | None = option(
+        None, "name or path of a ladder to resume", complete=options.names("ladder")
+    ),
+    json: bool,
+    quiet: bool,
+    **settings: Any,
 ) -> None:
     """Train several models on the same batches and compare them."""
-    if steps is not None and budget is not None:
-        raise UsageError("--steps and --budget cannot be combined", "use only one")
-    named = None if rungs is None else [rung.strip() for rung in rungs.split(",")]
-    if named is not None:
-        check_rungs(named)
+    if rungs is not None:
+        check_rungs([rung.strip() for rung in rungs.split(",")])
     if resume is None:
-        find_folder(dataset, data_dir, kind="data set")
+        find_folder(dataset, Path(settings["data_dir"]), kind="data set")
 
     started: list[Path] = []
     with contextlib.closing(Display(quiet)) as display:
@@ -84,13 +86,7 @@ def ladder(
         try:
             ladder = attnlm.ladder(
                 dataset,
-                rungs=named,
-                budget=budget,
-                steps=steps,
-                eval_every=eval_every,
-                eval_tokens=eval_tokens,
-                threads=threads,
-                seed=seed,
+                rungs=rungs,
                 seeds=seeds,
                 tune=tune,
                 equal=equal,
@@ -98,9 +94,8 @@ def ladder(
                 tokens=tokens,
                 name=name,
                 resume=resume,
-                checkpoint_dir=checkpoint_dir,
-                data_dir=data_dir,
                 on_event=listen,
+                **settings,
             )
         except KeyboardInterrupt:
             display.close()
@@ -122,7 +117,7 @@ def ladder(
 def say_texts(ladder: Ladder) -> None:
     """Print the text of each rung."""
     for rung in ladder.rungs:
-        console.say_styled(f"── {rung.model}", "cyan")
+        console.say("", f"── {rung.model}", "cyan")
         console.say(f"{ladder.plan.prompt}{rung.text}".replace("\n", "⏎"))
     console.say("")
 
@@ -142,42 +137,33 @@ def say_table(ladder: Ladder) -> None:
     for sentence in (ladder.certainty, ladder.equality, ladder.tuning):
         console.say(console.with_flags(sentence))
     for warning in map(console.with_flags, ladder.warnings):
-        console.say_styled("not like for like:", "yellow", f" {warning}")
+        console.say(f" {warning}", "not a fair comparison:", "yellow")
 
 
-def ladder_facts(ladder: Ladder) -> dict[str, object]:
+def ladder_facts(ladder: Ladder) -> dict[str, Any]:
     """Return the results as JSON values."""
+    plan = ladder.plan
     return {
+        **asdict(plan),
         "ladder": str(ladder.path),
-        "steps": ladder.plan.steps,
-        "seed": ladder.plan.seed,
-        "seeds": ladder.plan.seeds,
-        "tune": ladder.plan.tune,
-        "trials": [vars(trial) for trial in ladder.plan.trials],
-        "equal": ladder.plan.equal,
-        "adapted": [vars(adapted) for adapted in ladder.plan.adapted],
         "warnings": ladder.warnings,
         "pairs": [vars(pair) for pair in ladder.pairs],
-        "failed": ladder.plan.failed,
         "rungs": [
             {
                 "model": rung.model,
                 "run": str(rung.run.path),
-                "val_loss": rung.loss,
+                **rung.result.facts(),
                 "val_losses": {
-                    ladder.plan.seed + number: result.final.val_loss
+                    plan.seed + number: result.final.val_loss
                     for number, result in enumerate(rung.results)
                 },
                 "mean": rung.mean,
                 "interval": rung.interval,
                 "gain": gain and gain.nats,
-                "bits_per_byte": rung.result.final.bits_per_byte,
                 "accuracy": rung.result.final.accuracy,
                 "parameters": rung.run.parameters,
-                "steps": rung.result.last.step,
                 "flops": rung.flops,
-                "seconds": rung.result.last.seconds,
-                "text": ladder.plan.prompt + rung.text,
+                "text": plan.prompt + rung.text,
             }
             for rung, gain in zip(ladder.rungs, ladder.gains, strict=True)
         ],

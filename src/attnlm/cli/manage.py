@@ -1,12 +1,12 @@
-"""`attnlm list`, `diff` and `doctor`: manage runs, data sets, recipes; check the machine."""
+"""`attnlm list`, `diff`, `check` and `doctor`: what there is, and what holds for it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -15,27 +15,29 @@ from attnlm.base.errors import UsageError
 from attnlm.base.folders import how_to_make
 from attnlm.base.formatting import age, duration, quantity
 from attnlm.base.suggestions import suggestion
-from attnlm.cli import completion, console, options
-from attnlm.cli.help import setting_text
-from attnlm.cli.options import REQUIRED, argument
-from attnlm.model.own_specs import CODE
+from attnlm.cli import console, options
+from attnlm.cli.options import REQUIRED, argument, option, setting_text, shared, with_options
+from attnlm.config.settings import RECORD_OF
+from attnlm.model.architecture import Architecture
 from attnlm.runs.records import NOT_COMPARABLE
 
-_SHOWN_OF_A_HASH = 12  # characters
+if TYPE_CHECKING:
+    from attnlm.workflows.doctor import Finding
+
+_SHOWN = 40  # characters of a value
 _YOURS = ("runs", "datasets")
 KINDS = (*_YOURS, "recipes")
 
 
+@with_options({})
 def list_(
     kind: str | None = argument(
-        None,
-        "KIND",
-        f"{'|'.join(KINDS)}; default: runs and datasets",
-        completion.choice_completer(*KINDS),
+        None, "KIND", f"{'|'.join(KINDS)}; default: runs and datasets", options.words(*KINDS)
     ),
-    checkpoint_dir: Path = options.CHECKPOINT_DIR,
-    data_dir: Path = options.DATA_DIR,
-    json: bool = options.JSON,
+    *,
+    checkpoint_dir: str,
+    data_dir: str,
+    json: bool,
 ) -> None:
     """List runs and data sets, newest first, or list recipes."""
     if kind is not None and kind not in KINDS:
@@ -52,70 +54,81 @@ def list_(
     if json:
         console.print_json({name: [*map(asdict, entries)] for name, entries in listed.items()})
         return
-    for name, parent in {"runs": checkpoint_dir, "datasets": data_dir}.items():
+    for name, thing, parent in (
+        ("runs", "run", checkpoint_dir),
+        ("datasets", "data set", data_dir),
+    ):
         if not listed.get(name, [True]):
-            thing = "run" if name == "runs" else "data set"
-            console.say(f"there is no {thing} in {parent} yet; {how_to_make(thing, parent)}")
-    filled = {name: entries for name, entries in listed.items() if entries}
-    for number, (name, entries) in enumerate(filled.items()):
+            how = how_to_make(thing, Path(parent))
+            console.say(f"there is no {thing} in {parent} yet; {how}")
+    for number, name in enumerate(filter(listed.get, listed)):
         if number:
             console.print_result("")
-        _print_entries(name, entries)
+        _print_entries(name, listed[name])
     for note in notes:
         console.say(str(note))
 
 
-def _name_text(entry: attnlm.RunEntry | attnlm.DatasetEntry) -> str:
+def _run_row(run: attnlm.RunEntry) -> dict[str, str]:
+    steps = run.step if run.kind == "run" else run.steps
+    left = f"/{run.steps:,}" if run.step is not None and run.steps not in (None, run.step) else ""
+    marks = _LEAKS * bool(run.leaks) + _PART * bool(run.evaluated_part)
+    return {
+        "run": _name(run),
+        "model": run.model or (run.kind if run.kind != "run" else ""),
+        "data": run.dataset or "",
+        "steps": _number(steps, ",") + left,
+        "loss": marks + _number(run.val_loss, ".4f"),
+        "bits/byte": _number(run.bits_per_byte, ".3f"),
+        **_size_and_age(run),
+        "parent": f"from {run.imported_from}" if run.imported_from else run.parent or "",
+    }
+
+
+def _dataset_row(dataset: attnlm.DatasetEntry) -> dict[str, str]:
+    return {
+        "data set": _name(dataset),
+        "source": dataset.source or "",
+        "tokenizer": dataset.tokenizer or "",
+        "ids": _number(dataset.vocab_size, ","),
+        "train": quantity(dataset.train_tokens) if dataset.train_tokens else "",
+        "validate": quantity(dataset.val_tokens) if dataset.val_tokens else "",
+        "split": dataset.split or ("file" if dataset.val_tokens else ""),
+        **_size_and_age(dataset),
+    }
+
+
+def _recipe_row(recipe: attnlm.RecipeEntry) -> dict[str, str]:
+    seconds = dict.fromkeys(duration(bound, 2) for bound in recipe.seconds_range or ())
+    return {
+        "recipe": recipe.name,
+        "loss": _number(recipe.val_loss, ".3f"),
+        "time": " to ".join(seconds),
+        "purpose": recipe.purpose,
+    }
+
+
+def _name(entry: attnlm.RunEntry | attnlm.DatasetEntry) -> str:
     mark = "*" if entry.is_latest else ""
     return f"{entry.name}{mark}" + (f" → {entry.link}" if entry.link is not None else "")
 
 
-def _steps_text(entry: attnlm.RunEntry) -> str:
-    """Return the steps of a run: `1,000`, or `400/1,000` if 600 steps are still to make."""
-    if entry.steps is None or entry.step is None or entry.step == entry.steps:
-        return _number_text(entry.step if entry.kind == "run" else entry.steps, ",")
-    return f"{entry.step:,}/{entry.steps:,}"
-
-
-def _number_text(value: float | None, format_spec: str) -> str:
+def _number(value: float | None, format_spec: str) -> str:
     return "" if value is None else format(value, format_spec)
 
 
-_PART, _LEAKS = "~", "!"
-_SIZE_AND_AGE: Mapping[str, Callable[[Any], str]] = {
-    "size": lambda entry: quantity(entry.bytes, "B") if entry.bytes else "",
-    "age": lambda entry: age(time.time() - entry.modified) if entry.modified else "",
-}
-_COLUMNS: Mapping[str, Mapping[str, Callable[[Any], str | None]]] = {
-    "runs": {
-        "run": _name_text,
-        "model": lambda run: run.model or (run.kind if run.kind != "run" else ""),
-        "data": lambda run: run.dataset,
-        "steps": _steps_text,
-        "loss": lambda run: (
-            (_LEAKS if run.leaks else "")
-            + (_PART if run.evaluated_part else "")
-            + _number_text(run.val_loss, ".4f")
-        ),
-        **_SIZE_AND_AGE,
-        "parent": lambda run: f"from {run.imported_from}" if run.imported_from else run.parent,
-    },
-    "datasets": {
-        "data set": _name_text,
-        "source": lambda dataset: dataset.source,
-        "tokenizer": lambda dataset: dataset.tokenizer,
-        "ids": lambda dataset: _number_text(dataset.vocab_size, ","),
-        "train": lambda dataset: quantity(dataset.train_tokens) if dataset.train_tokens else "",
-        "validate": lambda dataset: quantity(dataset.val_tokens) if dataset.val_tokens else "",
-        "split": lambda dataset: dataset.split or ("file" if dataset.val_tokens else ""),
-        **_SIZE_AND_AGE,
-    },
-    "recipes": {
-        "recipe": lambda recipe: recipe.name,
-        "loss": lambda recipe: _number_text(recipe.val_loss, ".3f"),
-        "time": lambda recipe: _time_text(recipe.seconds_range) if recipe.seconds_range else "",
-        "purpose": lambda recipe: recipe.purpose,
-    },
+def _size_and_age(entry: attnlm.RunEntry | attnlm.DatasetEntry) -> dict[str, str]:
+    return {
+        "size": quantity(entry.bytes, "B") if entry.bytes else "",
+        "age": age(time.time() - entry.modified) if entry.modified else "",
+    }
+
+
+_LEAKS, _PART = "!", "~"
+_ROWS: dict[str, Callable[[Any], dict[str, str]]] = {
+    "runs": _run_row,
+    "datasets": _dataset_row,
+    "recipes": _recipe_row,
 }
 _TEXTS = (
     "run", "model", "data", "parent", "data set", "source", "tokenizer", "split",
@@ -125,9 +138,8 @@ _TEXTS = (
 
 def _print_entries(kind: str, entries: Sequence[Any]) -> None:
     """Print a table of runs, data sets or recipes, then notes about the entries."""
-    columns = _COLUMNS[kind]
-    rows = [[words(entry) or "" for words in columns.values()] for entry in entries]
-    console.print_table(list(columns), rows, _TEXTS)
+    rows = [_ROWS[kind](entry) for entry in entries]
+    console.print_table([*rows[0]], [[*row.values()] for row in rows], _TEXTS)
     if kind == "recipes":
         console.say(
             "losses are medians on Tiny Shakespeare and times are for two cores of a server CPU, "
@@ -136,42 +148,36 @@ def _print_entries(kind: str, entries: Sequence[Any]) -> None:
         console.say_next("attnlm train --recipe NAME")
         return
     if any(entry.is_latest for entry in entries):
-        console.say(f"* used by commands when no {next(iter(columns))} is named")
+        console.say(f"* used by commands when no {next(iter(rows[0]))} is named")
     for entry in entries:
         if entry.problem is not None:
-            console.say_styled("unreadable", "bold yellow", f"  {entry.name}: {entry.problem}")
-    if kind == "runs" and any(entry.evaluated_part for entry in entries):
-        console.say(
-            f"{_PART} measured on a part of the validation split; attnlm eval measures all of it,"
-            " up to its first 4,194,304 tokens"
-        )
-    if kind == "runs" and any(entry.leaks for entry in entries):
-        console.say(f"{_LEAKS} {NOT_COMPARABLE}")
-    for entry in entries:
-        if kind == "runs" and entry.is_training:
-            console.say(f"{entry.name} is being trained now")
-
-
-def _time_text(seconds: tuple[float, float]) -> str:
-    """Return a range of durations: `17.3 to 22.2 min`, or `2 s` if both bounds read the same."""
-    shortest, longest = (duration(bound, 2) for bound in seconds)
-    if shortest == longest:
-        return shortest
-    amount, unit = shortest.split()
-    return f"{amount} to {longest}" if longest.endswith(unit) else f"{shortest} to {longest}"
+            console.say(f"  {entry.name}: {entry.problem}", "unreadable", "bold yellow")
+    if kind == "runs":
+        if any(entry.evaluated_part for entry in entries):
+            console.say(
+                f"{_PART} measured on a part of the validation split; attnlm eval measures all of "
+                "it, up to its first 4,194,304 tokens"
+            )
+        if any(entry.leaks for entry in entries):
+            console.say(f"{_LEAKS} {NOT_COMPARABLE}")
+        for entry in entries:
+            if entry.is_training:
+                console.say(f"{entry.name} is being trained now")
 
 
 # --- diff -----------------------------------------------------------------------------------------
 
 
+@with_options(shared("checkpoint_dir"))
 def diff(
-    a: str = argument(REQUIRED, "A", "name or path of a run", completion.runs),
-    b: str = argument(REQUIRED, "B", "name or path of another run", completion.runs),
-    checkpoint_dir: Path = options.CHECKPOINT_DIR,
-    json: bool = options.JSON,
+    a: str = argument(REQUIRED, "A", "name or path of a run", options.names("run")),
+    b: str = argument(REQUIRED, "B", "name or path of another run", options.names("run")),
+    *,
+    json: bool,
+    **folders: str,
 ) -> None:
     """Show how two runs differ: settings, data, result."""
-    diff = attnlm.diff_runs(a, b, checkpoint_dir=checkpoint_dir)
+    diff = attnlm.diff_runs(a, b, **folders)
     parts = {"settings": diff.settings, "data": diff.data, "result": diff.result}
     if json:
         console.print_json({"a": diff.a.path, "b": diff.b.path, **parts, "warnings": diff.warnings})
@@ -180,48 +186,79 @@ def diff(
         if title != "settings":
             console.print_result("")
         if pairs:
-            rows = [
-                (key, *(_value_text(key, value) for value in pair)) for key, pair in pairs.items()
-            ]
+            rows = [(key, *(_value_text(value) for value in pair)) for key, pair in pairs.items()]
             console.print_table((title, diff.a.name, diff.b.name), rows, (title,))
         else:
             console.print_result(f"{title}: the same")
     for warning in diff.warnings:
-        console.say_styled("not like for like:", "yellow", f" {warning}")
+        console.say(f" {warning}", "not a fair comparison:", "yellow")
 
 
-def _value_text(name: str, value: Any) -> str:
-    if value is None:
-        return "–"
-    if name == "seconds":
-        return duration(value)
-    if name in ("val_loss", "bits_per_byte", "bigram_loss"):
-        return f"{value:.4f}"
-    if name.endswith("sha256"):
-        return f"{value[:_SHOWN_OF_A_HASH]}…"
-    if name == CODE:
-        hashes = (pair.rpartition(":") for pair in value.split())
-        return " ".join(f"{file}:{sha256[:_SHOWN_OF_A_HASH]}…" for file, _, sha256 in hashes)
-    if type(value) is int and name != "seed":
-        return f"{value:,}"
-    return setting_text(value)
+def _value_text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    text = "–" if value is None else setting_text(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
-# --- doctor ---------------------------------------------------------------------------------------
+# --- check and doctor -----------------------------------------------------------------------------
+
+_MODEL = {name: record for name, record in RECORD_OF.items() if record is Architecture}
+_LABEL = 14  # characters of a finding's name
 
 
-def doctor(json: bool = options.JSON) -> None:
+@with_options(
+    _MODEL,
+    sections={"Model": [*_MODEL, "set_"]},
+    common=("model", "embed_dim", "block_size", "heads", "positions", "set_"),
+)
+def check(
+    code: str = argument(REQUIRED, "FILE.py:NAME", "a class or function of your own"),
+    *,
+    part: str | None = option(
+        None,
+        "what it is: attention|mlp|scores|model; default: as its arguments tell",
+        complete=options.words("attention", "mlp", "scores", "model"),
+    ),
+    vocab_size: int = option(65, "size of the vocabulary"),
+    set_: list[str] | None,
+    json: bool,
+    **settings: Any,
+) -> None:
+    """Check code of your own: does it fit, is it causal, what does it cost?
+
+    A part maps (B, T, C) to (B, T, C), or queries and keys to scores. A model maps ids (B, T) to
+    logits. The code is run, on random ids and on the CPU.
+    """
+    settings = options.typed_settings(settings, set_)
+    findings = attnlm.check(code, part=part, vocab_size=vocab_size, **settings)
+    _report(findings, json, "things to look at (see the → lines)", "all of it holds")
+
+
+@with_options({})
+def doctor(json: bool) -> None:
     """Check this machine: versions, folders, devices, memory, kernels."""
-    findings = console.collect_findings(attnlm.doctor(), show=not json)
-    remedies = len([finding for finding in findings if finding.remedy])
+    _report(
+        attnlm.doctor(), json, "problems found (see the → lines); attnlm {}", "no problems found"
+    )
+
+
+def _report(checks: Iterable[Finding], json: bool, some: str, none: str) -> None:
+    """Print each finding when it comes, then their number. Exit with 1 if one is fatal."""
+    findings = []
+    for finding in checks:
+        findings.append(finding)
+        lines = [f"{finding.name:<{_LABEL}}{finding.text}"]
+        if finding.remedy:
+            lines.append(f"{'':<{_LABEL}}→ {finding.remedy}")
+        for line in [] if json else lines:
+            console.print_result(console.escape_unprintable(console.with_flags(line)))
     is_fatal = any(finding.is_fatal for finding in findings)
     if json:
         console.print_json({"findings": [asdict(finding) for finding in findings]})
-    elif remedies:
-        problems = f"{remedies} {'problem' if remedies == 1 else 'problems'} found"
-        effect = "attnlm cannot train" if is_fatal else "attnlm still works"
-        console.say(f"{problems} (see the → lines); {effect}")
     else:
-        console.say("no problems found")
+        remedies = sum(bool(finding.remedy) for finding in findings)
+        effect = "cannot train" if is_fatal else "still works"
+        console.say(f"{remedies} {some.format(effect)}" if remedies else none)
     if is_fatal:
         raise typer.Exit(1)

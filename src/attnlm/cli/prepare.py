@@ -9,10 +9,9 @@ from typing import Any
 
 import attnlm
 from attnlm.base.folders import KINDS, command_for
-from attnlm.base.setting_fields import fields_of, help_of
-from attnlm.cli import completion, console, options
+from attnlm.cli import console, options
 from attnlm.cli.event_printer import Display, baselines
-from attnlm.cli.options import argument, option, switch, with_options
+from attnlm.cli.options import argument, every, option, shared, switch, with_options
 from attnlm.config.prepare_options import PrepareOptions
 from attnlm.config.settings import resolve
 from attnlm.text.tasks import TASKS
@@ -22,19 +21,9 @@ _FACTS = (
     "bigram_loss", "floor", "split",
 )  # fmt: skip
 _SHOWN = 60  # characters of an example
-_COMPLETERS: dict[str, completion.Completer] = {
-    "tokenizer": completion.complete_tokenizer,
-    "val_file": completion.choice_completer("tales"),
-    "split": completion.choice_completer("tail", "documents"),
-}
 
 
-def _declare(name: str) -> Any:
-    default = fields_of(PrepareOptions)[name].default
-    return option(default, help_of(PrepareOptions, name), _COMPLETERS.get(name))
-
-
-@with_options(dict.fromkeys(fields_of(PrepareOptions), PrepareOptions), _declare)
+@with_options(every(PrepareOptions) | shared("data_dir"))
 def prepare(
     source: list[str] | None = argument(
         None,
@@ -43,15 +32,14 @@ def prepare(
         "a URL | hf:OWNER/NAME | - (stdin); several sources are joined in this order; "
         f"or a task: {' | '.join(TASKS)}; "
         "default: tinyshakespeare, or tales if that is not available",
-        completion.choice_completer("tinyshakespeare", "tales", *TASKS),
+        options.words("tinyshakespeare", "tales", *TASKS),
     ),
     *,
     name: str | None = option(None, "name of the data set; default: <source>-<tokenizer>"),
-    data_dir: Path = options.DATA_DIR,
-    offline: bool = options.OFFLINE,
+    offline: bool = switch("never use the network", "--offline"),
     force: bool = switch("replace an existing data set of the same name", "--force"),
-    json: bool = options.JSON,
-    quiet: bool = options.QUIET,
+    json: bool,
+    quiet: bool,
     **settings: Any,
 ) -> None:
     """Encode a text, or questions with answers, and split off validation data."""
@@ -60,7 +48,6 @@ def prepare(
             dataset = attnlm.prepare(
                 source or None,
                 name=name,
-                data_dir=data_dir,
                 offline=offline,
                 force=force,
                 on_event=display,
@@ -70,11 +57,11 @@ def prepare(
         console.say("stopped; nothing was written")
         raise
     if not quiet:
+        documents = f" in {dataset.documents:,} documents" if dataset.documents else ""
         console.say_facts(
             {
                 "data": f"{dataset.name}, from {dataset.source}",
-                "text": f"{dataset.characters:,} characters"
-                + (f" in {dataset.documents:,} documents" if dataset.documents else ""),
+                "text": f"{dataset.characters:,} characters{documents}",
                 "examples": _examples_summary(dataset),
                 "tokens": f"{dataset.train_tokens + dataset.val_tokens:,}, vocabulary of "
                 f"{dataset.vocab_size:,} ({dataset.tokenizer.name})",

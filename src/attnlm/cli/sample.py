@@ -1,24 +1,21 @@
-"""`attnlm sample`: generate text with a run."""
+"""`attnlm sample` and `eval`: generate text with a run, and measure its loss and answers."""
 
 from __future__ import annotations
 
-import re
 import sys
 import time
-from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.files import decode_utf8, read_text
+from attnlm.base.files import decode_utf8
 from attnlm.base.folders import command_for
-from attnlm.base.formatting import duration, escape_control_characters
-from attnlm.base.setting_fields import help_of
+from attnlm.base.formatting import duration
 from attnlm.cli import console, options
-from attnlm.cli.event_printer import Display
-from attnlm.cli.options import decode_argument, option, sampling_option, switch, with_options
+from attnlm.cli.event_printer import Display, baselines
+from attnlm.cli.options import decode_argument, option, shared, switch, with_options
 from attnlm.generation.sampling_config import (
     MOST_CHOICES_HELD,
     MOST_HELD,
@@ -26,43 +23,35 @@ from attnlm.generation.sampling_config import (
     SamplingConfig,
     draw_seed,
 )
-from attnlm.text.record_files import record_texts
-from attnlm.text.text_files import record_suffix
+from attnlm.runs.records import NOT_COMPARABLE
 
 if TYPE_CHECKING:
     from attnlm.generation.question_format import QuestionFormat
     from attnlm.generation.sampler import Choice, Sampler
 
+_QUESTIONS = 10  # asked if there is no prompt
 
-_MOST_LISTED = 10  # least likely tokens
 
-
-@with_options(SAMPLING, sampling_option)
+@with_options(SAMPLING)
 def sample(
-    run: str | None = options.RUN,
+    run: str | None,
     *,
     prompt: str | None = option(None, "text to continue; - reads stdin, without its final newline"),
-    prompt_file: Path | None = option(None, "file with the text to continue"),
-    prompts: Path | None = option(
-        None,
-        "file with a text to continue on each line (or - for stdin), or a .jsonl file of records "
-        'such as {"prompt": "…"}; all are continued together',
-    ),
     stop: list[str] | None = option(
         None, "stop before this text, which is not printed; may be repeated"
     ),
-    checkpoint: str = options.CHECKPOINT,
-    device: str = options.DEVICE,
-    checkpoint_dir: Path = options.CHECKPOINT_DIR,
-    data_dir: Path = options.DATA_DIR,
     show_probs: bool = switch(
         "show the probability of each token, and the likeliest alternatives", "--show-probs"
     ),
     interactive: bool = switch(
-        "continue each line that you type; /help lists commands", "--interactive", "-i"
+        "continue each line that you type, until /bye", "--interactive", "-i"
     ),
-    json: bool = options.JSON,
-    quiet: bool = options.QUIET,
+    checkpoint: str,
+    device: str,
+    checkpoint_dir: str,
+    data_dir: str,
+    json: bool,
+    quiet: bool,
     **settings: Any,
 ) -> None:
     """Generate text with a trained model.
@@ -70,25 +59,27 @@ def sample(
     A model that was trained on questions with answers gets the prompt as a question; without a
     prompt, it is asked some questions of the validation split.
     """
-    many = settings["num_samples"] != 1 or prompts is not None
-    sources = 3 - [prompt, prompt_file, prompts].count(None)
-    _check_combinations(sources, interactive, json or prompt == "-", show_probs, many)
     if settings["seed"] is None:
         settings["seed"] = draw_seed()
     config = SamplingConfig(
         **settings, stop=[decode_argument(text, "--stop") for text in stop or ()]
     )
-    if prompts is not None:
-        prompt_texts = _read_prompts(prompts)
-    elif prompt == "-":
-        text = decode_utf8(sys.stdin.buffer.read(), "the prompt on stdin")
-        prompt_texts = [text.removesuffix("\n")]
-    elif prompt_file is not None:
-        prompt_texts = [read_text(prompt_file)]
+    many = config.num_samples > 1
+    if interactive and (json or prompt == "-" or show_probs or many):
+        raise UsageError(
+            "--interactive cannot be combined with --json, --show-probs, --num-samples or a prompt "
+            "from stdin",
+            "leave one out",
+        )
+    if show_probs and many:
+        message = "--show-probs cannot be combined with --num-samples"
+        raise UsageError(message, "leave one out")
+    if prompt == "-":
+        text = decode_utf8(sys.stdin.buffer.read(), "the prompt on stdin").removesuffix("\n")
     else:
-        prompt_texts = [decode_argument(prompt, "--prompt") if prompt else ""]
+        text = decode_argument(prompt or "", "--prompt")
     if many or json:  # memory holds the texts to the end
-        config.check_room(len(prompt_texts), MOST_CHOICES_HELD if show_probs else MOST_HELD)
+        config.check_room(1, MOST_CHOICES_HELD if show_probs else MOST_HELD)
     opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
 
     from attnlm.generation.question_format import format_of
@@ -97,25 +88,25 @@ def sample(
     format = format_of(opened)
     if format is not None:
         config = format.with_stop(config)
-        prompt_texts = [format.prompt(text) if text else text for text in prompt_texts]
+        text = format.prompt(text) if text else text
     chosen = opened.checkpoint(checkpoint)
     sampler = load_sampler(opened, checkpoint=chosen, device=device, on_event=Display())
-    prompt_ids = [] if interactive else sampler.encode_prompts(prompt_texts)
-    model_on_device = f"{opened.name}, {chosen} on {sampler.device}"
-    if format is not None and not (sources or many or show_probs or interactive):
-        if not quiet:
-            console.say(f"{model_on_device}, greedy")
-        if _answer_questions(sampler, format, opened, data_dir, json, quiet):
-            return
+    ids = [] if interactive else sampler.prompt_ids(text)
+    how = f"temperature {config.temperature:g}, seed {config.seed}"
+    asked = None
+    if format is not None and not (prompt or many or show_probs or interactive):
+        asked = _answer_questions(sampler, format, opened, data_dir)
+        how = "greedy" if asked else how
     if not quiet:
-        console.say(f"{model_on_device}, temperature {config.temperature:g}, seed {config.seed}")
+        console.say(f"{opened.name}, {chosen} on {sampler.device}, {how}")
+    if format is not None and asked:
+        _print_answers(asked, format.question_end, json, quiet)
+        return
     if interactive:
-        _converse(sampler, prompt_texts[0], config, quiet, format)
+        _converse(sampler, text, config, quiet, format)
         return
     began = time.perf_counter()
-    texts, count, facts = _generate(sampler, prompt_ids, prompt_texts, config, json, show_probs)
-    if prompts is not None:
-        facts["prompts"] = prompt_texts
+    texts, count, facts = _generate(sampler, ids, text, config, json, show_probs)
     seconds = time.perf_counter() - began
     speed = round(count / seconds) if seconds else 0
     if json:
@@ -142,103 +133,36 @@ def sample(
         console.say_next(command_for("attnlm report", opened.path))
 
 
-def _check_combinations(
-    sources: int, interactive: bool, json_or_stdin: bool, show_probs: bool, many: bool
-) -> None:
-    """Raise UsageError for options that exclude each other. `sources` is the number of prompts."""
-    if interactive and (json_or_stdin or show_probs or many):
-        raise UsageError(
-            "--interactive cannot be combined with --json, --show-probs, --num-samples, --prompts "
-            "or a prompt from stdin",
-            "leave one out",
-        )
-    if show_probs and many:
-        message = "--show-probs cannot be combined with --num-samples or --prompts"
-        raise UsageError(message, "leave one out")
-    if sources > 1:
-        message = "only one of --prompt, --prompt-file and --prompts can be used"
-        raise UsageError(message, "leave the others out")
-
-
-def _read_prompts(path: Path) -> list[str]:
-    """Return the prompts in a file: its lines, without empty ones, or the field of its records."""
-    if record_suffix(path):
-        try:
-            prompts = list(record_texts(path, "prompt", str(path)))
-        except AttnlmError as error:
-            raise AttnlmError(error.message, 'use records such as {"prompt": "…"}') from None
-    else:
-        if str(path) == "-":
-            text = decode_utf8(sys.stdin.buffer.read(), "the prompts on stdin")
-        else:
-            text = read_text(path)
-        prompts = [line.removesuffix("\r") for line in text.split("\n") if line.strip("\r")]
-    if not prompts:
-        raise AttnlmError(f"{path} has no prompts", "write a prompt on each line")
-    return prompts
-
-
 def _generate(
-    sampler: Sampler,
-    prompt_ids: list[list[int]],
-    prompts: list[str],
-    config: SamplingConfig,
-    json: bool,
-    probs: bool,
+    sampler: Sampler, ids: list[int], prompt: str, config: SamplingConfig, json: bool, probs: bool
 ) -> tuple[list[str], int, dict[str, object]]:
     """Generate text, and print it unless `json` is True; with `probs`, print each token in numbers.
 
-    Return the texts (only the prompt if tokens were printed), the number of tokens, and values for
-    the JSON output.
+    Return the texts, the number of tokens, and values for the JSON output.
     """
-    if config.num_samples > 1 or len(prompts) > 1:
-        from attnlm.generation.sampling import prepend_prompts
-
-        continued, count = sampler.samples(prompt_ids, config)
-        texts = prepend_prompts(prompts, continued)
+    if config.num_samples > 1:
+        continued, count = sampler.samples([ids], config)
+        texts = [prompt + text for text in continued]
         console.write("" if json else "\n---\n".join(texts))
         return texts, count, {}
-    (ids,), (prompt,) = prompt_ids, prompts
     length = len(ids)
     pieces = [prompt]
     facts: dict[str, object] = {}
-    if not probs:
+    if probs:
+        choices = []
+        for choice in sampler.choices(ids, config):
+            pieces.append(choice.text)
+            if json:
+                choices.append(choice.facts())
+            else:
+                console.print_result(_choice_line(choice))
+        facts = {"choices": choices} if json else {}
+    else:
         console.write("" if json else prompt)
         for piece in sampler.stream(ids, config):
             pieces.append(piece)
             console.write("" if json else piece)
-    elif json:
-        choices = list(sampler.choices(ids, config))
-        pieces += [choice.text for choice in choices]
-        facts = {"choices": [choice.facts() for choice in choices]}
-    elif console.has_colour():
-        _print_tinted(prompt, sampler.choices(ids, config))
-    else:
-        for choice in sampler.choices(ids, config):
-            console.print_result(_choice_line(choice))
     return ["".join(pieces)], len(ids) - length, facts
-
-
-def _print_tinted(prompt: str, choices: Iterable[Choice]) -> None:
-    """Print the text with tokens tinted by probability, then the least likely tokens."""
-    from rich.text import Text
-
-    from attnlm.see.shown_tokens import tint
-
-    terminal = console.terminal(sys.stdout, soft_wrap=True)
-    console.write(prompt)
-    least: list[Choice] = []
-    for choice in choices:
-        # Print line ends without colour: the tint would fill the rest of the line.
-        for piece in choice.text.splitlines(keepends=True):
-            line = piece.rstrip("\r\n")
-            words = Text.assemble((escape_control_characters(line), tint(choice.probability)))
-            terminal.print(words, end="\n" if piece.endswith("\n") else "")
-        sys.stdout.flush()
-        least = sorted([*least, choice], key=lambda c: c.probability)[:_MOST_LISTED]
-    console.write("\n\nthe least likely tokens, each with its likeliest alternatives\n")
-    for choice in least:
-        console.print_result(_choice_line(choice))
 
 
 def _choice_line(choice: Choice) -> str:
@@ -249,100 +173,76 @@ def _choice_line(choice: Choice) -> str:
     return f"{visible(choice.token)}\t{choice.probability:.4f}\t{others}"
 
 
-# --- Questions ------------------------------------------------------------------------------------
-
-_QUESTIONS = 10
-
-
 def _answer_questions(
-    sampler: Sampler,
-    format: QuestionFormat,
-    run: attnlm.Run,
-    data_dir: Path,
-    json: bool,
-    quiet: bool,
-) -> bool:
-    """Print questions of the validation split with the model's answers, and return True.
-
-    Return False, after a note, if the data set can't be opened.
-    """
+    sampler: Sampler, format: QuestionFormat, run: attnlm.Run, data_dir: str
+) -> list[attnlm.Answered]:
+    """Return answers to some questions of the validation split; [], after a note, without one."""
     from attnlm.runs.run import open_dataset_of
     from attnlm.workflows.answers import ask, select_pairs
 
     try:
-        pairs = select_pairs(open_dataset_of(run, data_dir), _QUESTIONS)
+        dataset = open_dataset_of(run, Path(data_dir))
+        return ask(sampler, format, select_pairs(dataset, _QUESTIONS))
     except AttnlmError as error:
         console.say(f"{error.message}: no questions to ask")
-        return False
-    answered = ask(sampler, format, pairs)
+        return []
+
+
+def _print_answers(
+    answered: list[attnlm.Answered], question_end: str, json: bool, quiet: bool
+) -> None:
+    """Print questions with the model's answers, and which of them are right."""
     right = sum(question.is_right for question in answered)
     if json:
         questions = [{**question._asdict(), "right": question.is_right} for question in answered]
         console.print_json({"questions": questions, "right": right})
-        return True
+        return
     for question in answered:
         mark = "right" if question.is_right else f"wrong: {question.answer}"
-        console.print_result(f"{question.prompt}{format.question_end}{question.said}\t{mark}")
+        console.print_result(f"{question.prompt}{question_end}{question.said}\t{mark}")
     if not quiet:
         counts = f"{right} of {len(answered)} right"
         console.say(f"{counts}; ask one: --prompt, or -i for a conversation")
-    return True
-
-
-# --- --interactive --------------------------------------------------------------------------------
 
 
 def _converse(
-    sampler: Sampler,
-    prompt: str,
-    config: SamplingConfig,
-    quiet: bool,
-    format: QuestionFormat | None,
+    sampler: Sampler, line: str, config: SamplingConfig, quiet: bool, format: QuestionFormat | None
 ) -> None:
     """Read lines until the user stops; add each line to the text and print the continuation.
 
-    If the model was trained on questions with answers, each line is a question, and the oldest
-    questions are forgotten when they no longer fit into the context.
+    If the model was trained on questions with answers, each line is a question; the earlier ones
+    are forgotten when they fill half of the context.
     """
     if not quiet:
         reply = "continues it" if format is None else "answers"
-        console.say(f"type a line and the model {reply}; /help lists commands, /bye stops")
+        console.say(f"type a line and the model {reply}; /bye stops")
     ids: list[int] = []
-    turns: list[int] = []  # the places in `ids` where questions begin
-    first_line = prompt if format is not None else ""
-    if prompt and format is None:
-        _extend_conversation(ids, sampler, prompt, format)
+    if line and format is None:
+        _extend(ids, sampler, line)
+        line = ""
     while True:
-        if sys.stdin.isatty() and not first_line:
-            print("> ", end="", file=sys.stderr, flush=True)  # noqa: T201
-        line = first_line or sys.stdin.readline()
-        first_line = ""
-        if not line or line.strip() in ("/bye", "/quit", "/exit", "quit", "exit"):
-            return
-        if command := re.match(r"/([a-z]+)(?:\s|$)", line):
-            config = _change_config(command[1], line[command.end() :].strip(), config)
-            continue
-        if format is not None:
-            turns.append(len(ids))
-            line = format.prompt(line.rstrip("\n"))
-        if _extend_conversation(ids, sampler, line, format):
-            # Remove the oldest turns, so that half of the context is left for the answer.
-            while len(turns) > 1 and len(ids) > sampler.spec.block_size // 2:
-                length = turns[1] - turns[0]
-                del ids[:length]
-                turns = [place - length for place in turns[1:]]
+        if not line:
+            if sys.stdin.isatty():
+                print("> ", end="", file=sys.stderr, flush=True)  # noqa: T201
+            line = sys.stdin.readline()
+            if not line or line.strip() in ("/bye", "/quit", "/exit", "quit", "exit"):
+                return
+            if format is not None:
+                line = format.prompt(line.rstrip("\n"))
+            elif sampler.tokenizer.newline is None:  # the tokenizer has no line end
+                line = line.rstrip("\n")
+        if format is not None and len(ids) > sampler.spec.block_size // 2:
+            ids.clear()
+        if _extend(ids, sampler, line):
             for piece in sampler.stream(ids, config):
                 console.write(piece)
             console.write("\n")
             config = replace(config, seed=(config.seed + 1) % 2**63)
+        line = ""
 
 
-def _extend_conversation(
-    ids: list[int], sampler: Sampler, text: str, format: QuestionFormat | None
-) -> bool:
+def _extend(ids: list[int], sampler: Sampler, text: str) -> bool:
     """Add the ids of `text` to `ids`, and return True; on an error, print it and return False."""
-    if format is None and sampler.tokenizer.newline is None:
-        text = text.rstrip("\n")  # the tokenizer has no line end
     try:
         ids.extend(sampler.tokenizer.encode(text) if ids else sampler.prompt_ids(text))
     except AttnlmError as error:
@@ -351,26 +251,91 @@ def _extend_conversation(
     return True
 
 
-_COMMANDS = {
-    "/seed N": "set the random seed",
-    "/temperature X": help_of(SamplingConfig, "temperature"),
-    "/help": "this list",
-    "/bye, quit, exit": "stop; so does the end of input",
-}
+# --- eval -----------------------------------------------------------------------------------------
 
 
-def _change_config(command: str, value: str, config: SamplingConfig) -> SamplingConfig:
-    """Return `config` as a typed command such as /seed 1 changes it; print errors."""
-    kinds: dict[str, Callable[[str], Any]] = {"seed": int, "temperature": float}
-    if command == "help":
-        console.say_facts(_COMMANDS)
-    elif command not in kinds:
-        console.fail(f"unknown command /{command}", f"choose from {', '.join(_COMMANDS)}")
-    else:
-        try:
-            config = replace(config, **{command: kinds[command](value)})
-            console.say(f"{command} {value}")
-        except (ValueError, UsageError) as error:
-            hint = error.hint if isinstance(error, UsageError) else "it must be a number"
-            console.fail(f"invalid value for /{command}: {value!r}", hint)
-    return config
+@with_options(shared("checkpoint", "device", "checkpoint_dir", "data_dir", "verify"))
+def eval_(
+    run: str | None,
+    *,
+    data: str | None = option(
+        None,
+        "name or path of another data set with the same tokenizer",
+        complete=options.names("data set"),
+    ),
+    pairs: Path | None = option(
+        None,
+        'ask the questions of this file instead: records such as {"prompt": "2+3", "answer": "5"}, '
+        "in .jsonl, .json, .csv or .parquet",
+    ),
+    json: bool,
+    **settings: Any,
+) -> None:
+    """Measure a model's loss on the validation split and, for examples, the share of right answers.
+
+    Of a larger split, the first 4,194,304 tokens are used. Answers are decoded greedily; they are
+    right if every token is.
+    """
+    opened = attnlm.open_run(run, checkpoint_dir=settings["checkpoint_dir"])
+    chosen = opened.checkpoint(settings["checkpoint"])
+    if pairs is not None:
+        if data is not None:
+            raise UsageError("--pairs cannot be combined with --data", "use only one")
+        from attnlm.workflows.answers import read_pairs
+
+        asked = read_pairs(pairs)
+        answers = attnlm.answer_pairs(
+            opened, asked, checkpoint=chosen.which, device=settings["device"]
+        )
+        right = _right(answers)
+        facts = {"accuracy": right / len(answers), "right": right, "pairs": len(answers)}
+        summary = f"{right / len(answers):.1%} of answers right: {right:,} of {len(answers):,}"
+        console.print_result_or_json(summary, facts, json)
+        return
+    folders = {name: settings[name] for name in ("data_dir", "verify")}
+    other = None if data is None else attnlm.open_dataset(data, **folders)
+    dataset = opened.dataset if other is None else other
+    evaluation = attnlm.evaluate(opened, data=other, **settings)
+    console.say(
+        f"{opened.name}, {chosen.which} checkpoint (step {chosen.step}), "
+        f"{evaluation.tokens:,} tokens predicted"
+    )
+    if opened.leaks:
+        console.say(f"{NOT_COMPARABLE}: {opened.leaks.partition(';')[0]}")
+    console.say(f"baselines: {baselines(opened.vocab_size, dataset)}")
+    longer_accuracy = None
+    if evaluation.accuracy is not None:
+        from attnlm.runs.run import open_dataset_of
+        from attnlm.workflows.answers import answer_examples, longer_pairs
+
+        examples = other or open_dataset_of(opened, Path(settings["data_dir"]))
+        if longer := longer_pairs(examples):
+            answers = answer_examples(opened, examples, longer, chosen, settings["device"])
+            longer_accuracy = _right(answers) / len(answers)
+    perplexity = evaluation.perplexity
+    shown = f"{perplexity:,.3f}" if perplexity < 1e6 else "above a million"
+    summary = f"{evaluation.loss:.4f} nats per token, {evaluation.bits_per_byte:.4f} bits per byte"
+    summary = f"{summary}, perplexity {shown}"
+    if evaluation.accuracy is not None:
+        summary = f"{evaluation.accuracy:.1%} of answers right; {summary}"
+    measured: dict[str, Any] = {
+        "val_loss": evaluation.loss,
+        "bits_per_byte": evaluation.bits_per_byte,
+        "perplexity": perplexity,
+        "tokens": evaluation.tokens,
+        "bigram_loss": dataset.bigram_loss,
+        "floor": dataset.floor,
+        "checkpoint": chosen.which,
+        "step": chosen.step,
+        "leaks": opened.leaks,
+        "accuracy": evaluation.accuracy,
+        "longer_accuracy": longer_accuracy,
+    }
+    console.print_result_or_json(summary, measured, json)
+    if longer_accuracy is not None and not json:
+        console.say(f"{longer_accuracy:.1%} of answers to longer questions right")
+
+
+def _right(answers: list[attnlm.Answered]) -> int:
+    """Return the number of right answers."""
+    return sum(answered.is_right for answered in answers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attnlm
 from attnlm.base import files
@@ -14,131 +14,127 @@ from attnlm.base.events import Progress
 from attnlm.base.folders import folder_names
 from attnlm.cli import console, options
 from attnlm.cli.event_printer import Display
-from attnlm.cli.options import argument, decode_argument, option, switch
+from attnlm.cli.options import argument, decode_argument, option, shared, switch, with_options
 from attnlm.model.spec import Use
 
-if TYPE_CHECKING:
-    from attnlm.see.pictures import HeatMaps
 
-
-def _windows_option(default: int) -> Any:
+def _windows(default: int) -> Any:
     help = "number of windows to score heads on, spread over the validation split"
-    return option(default, help, callback=_checked_windows)
+    return option(default, help, min=1, max=100_000)
 
 
-def _checked_windows(windows: int) -> int:
-    from attnlm.see.shown_tokens import check_windows  # loads numpy
+def _output(help: str, *endings: str, default: str = "") -> Any:
+    """Declare the option --output, for files that end in one of `endings`."""
 
-    check_windows(windows)
-    return windows
+    def checked(output: Path | None) -> Path | None:
+        if output is None:
+            return None
+        if output.suffix.lower() not in endings:
+            hint = f"use a name that ends in {' or '.join(endings)}"
+            raise UsageError(f"invalid value for --output: {str(output)!r}", hint)
+        if not output.parent.is_dir():
+            hint = "create it, or choose another one"
+            raise AttnlmError(f"folder not found: {output.parent}", hint)
+        if output.is_dir():
+            raise AttnlmError(f"{output} is a folder", "choose another name")
+        return output
+
+    return option(None, f"{help} to write or replace{default}", "--output", "-o", callback=checked)
 
 
-_PICTURE = option(None, "file to write or replace: .png or .svg", names=["--output", "-o"])
+_PICTURE = _output("picture, .png or .svg,", ".png", ".svg")
+_ABLATE = switch("also measure the loss with each head silenced", "--ablate")
 
 
+@with_options(shared("checkpoint", "checkpoint_dir"))
 def attend(
-    text: str = options.TEXT,
-    run: str | None = options.RUN,
-    output: Path | None = _PICTURE,
-    checkpoint: str = options.CHECKPOINT,
-    checkpoint_dir: Path = options.CHECKPOINT_DIR,
-    json: bool = options.JSON,
+    text: str, run: str | None, *, output: Path | None = _PICTURE, json: bool, **settings: Any
 ) -> None:
     """Show what each head attends to in a text."""
-    kind = "" if output is None else _check_output(output, "png", "svg")
-    text, opened = _decoded_and_opened("attend", text, run, checkpoint_dir)
+    text, opened = _read_and_opened("attend", text, run, settings)
 
-    from attnlm.see import attend as see
+    from attnlm.see.attend import CAUTION
 
-    chosen = opened.checkpoint(checkpoint)
-    attention = see.attend(text, run=opened, checkpoint=chosen.which, on_event=Display())
-    layers, heads, length, _ = attention.weights.shape
-    console.say(
-        f"{opened.name}, {chosen}: {attention.model}, layers {layers}, heads {heads}; "
-        f"{length} tokens"
-    )
-    _show(attention.maps, str(attention), attention.facts() if json else {}, output, kind, json)
-    console.say(see.CAUTION)
+    found = attnlm.attend(text, opened, on_event=Display(), **settings)
+    layers, heads, length, _ = found.weights.shape
+    sizes = f"{found.model}, layers {layers}, heads {heads}; {length} tokens"
+    console.say(f"{opened.name}, {opened.checkpoint(settings['checkpoint'])}: {sizes}")
+    _show(found, output, json)
+    console.say(CAUTION)
 
 
-def _decoded_and_opened(
-    command: str, text: str, run: str | None, checkpoint_dir: Path
+def _read_and_opened(
+    command: str, text: str, run: str | None, settings: dict[str, Any]
 ) -> tuple[str, attnlm.Run]:
     """Return the text and the run of a command. Raises UsageError if only a run is named."""
-    if run is None and text in folder_names(checkpoint_dir, "run"):
+    folder = settings["checkpoint_dir"]
+    if run is None and text in folder_names(Path(folder), "run"):
         raise UsageError(
             f"missing argument 'TEXT': {text} is a run",
             f"attnlm {command} TEXT {text}; a text that is the name of a run needs RUN too",
         )
-    return decode_argument(text, "the text"), attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
+    return decode_argument(text, "the text"), attnlm.open_run(run, checkpoint_dir=folder)
 
 
-def _check_output(output: Path, *kinds: str) -> str:
-    """Return the suffix of `output`, one of `kinds`, in lower case and without the dot."""
-    kind = output.suffix.lower().removeprefix(".")
-    if kind not in kinds:
-        ends = " or ".join(f".{name}" for name in kinds)
-        message = f"invalid value for --output: {str(output)!r}"
-        raise UsageError(message, f"use a name that ends in {ends}")
-    if not output.parent.is_dir():
-        raise AttnlmError(f"folder not found: {output.parent}", "create it, or choose another one")
-    if output.is_dir():
-        raise AttnlmError(f"{output} is a folder", "choose another name")
-    return kind
+def _show(found: Any, output: Path | None, json: bool) -> None:
+    """Print what was found; or write it as a picture, and print the name of the file."""
+    facts = found.facts() if json else {}
+    if output is not None:
+        files.write_bytes(output, found.maps.picture(output.suffix.lower().removeprefix(".")))
+        facts["output"] = str(output)
+    console.print_result_or_json(str(output or found), facts, json)
 
 
+@with_options(shared("checkpoint", "checkpoint_dir"))
 def trace(
-    text: str = options.TEXT,
-    run: str | None = options.RUN,
+    text: str,
+    run: str | None,
+    *,
     as_code: bool = switch("print a PyTorch script that computes the same logits", "--as-code"),
     head: int | None = option(None, "number of the head to print; default: 1"),
-    checkpoint: str = options.CHECKPOINT,
-    checkpoint_dir: Path = options.CHECKPOINT_DIR,
-    json: bool = options.JSON,
+    json: bool,
+    **settings: Any,
 ) -> None:
     """Follow one forward pass step by step, with shapes and numbers."""
     if as_code + json + (head is not None) > 1:
         message = "only one of --as-code, --json and --head can be used"
         raise UsageError(message, "--as-code and --json always include every head")
-    text, opened = _decoded_and_opened("trace", text, run, checkpoint_dir)
+    text, opened = _read_and_opened("trace", text, run, settings)
 
     from attnlm.see.script_export import as_script
     from attnlm.see.trace import trace_lines
 
-    chosen = opened.checkpoint(checkpoint)
+    chosen = opened.checkpoint(settings["checkpoint"])
     console.say(f"{opened.name}, {chosen}: {opened.config.spec.name}")
     if as_code:
         console.write(as_script(opened, text, checkpoint=chosen.which))
         return
-    traced = attnlm.trace(text, opened, checkpoint=chosen.which)
+    traced = attnlm.trace(text, opened, **settings)
     if json:
         console.print_json(traced.facts())
     else:
         console.print_result("\n".join(trace_lines(traced, 1 if head is None else head)))
 
 
+@with_options(shared("checkpoint", "device", "checkpoint_dir", "data_dir"))
 def heads(
-    run: str | None = options.RUN,
+    run: str | None,
+    *,
     over_training: bool = switch(
         "show the scores at each evaluation of the training", "--over-training"
     ),
-    ablate: bool = options.ABLATE,
-    windows: int = _windows_option(64),
+    ablate: bool = _ABLATE,
+    windows: int = _windows(64),
     text: Path | None = option(
         None,
         "text file to measure on; default: the validation split (random tokens for an "
         "imported run)",
-        metavar="FILE",
     ),
     output: Path | None = _PICTURE,
-    checkpoint: str = options.CHECKPOINT,
-    device: str = options.DEVICE,
-    checkpoint_dir: Path = options.CHECKPOINT_DIR,
-    data_dir: Path = options.DATA_DIR,
-    json: bool = options.JSON,
+    json: bool,
+    **settings: Any,
 ) -> None:
     """Score and name attention heads by what they attend to."""
-    kind = "" if output is None else _check_output(output, "png", "svg")
     if over_training and (ablate or text is not None):
         message = "--over-training cannot be combined with --ablate or --text"
         raise UsageError(message, "training measured the scores, on the validation split")
@@ -147,153 +143,111 @@ def heads(
             f"file not found: {str(text)!r} (--text takes a file)",
             "write the text to a file, and pass its path",
         )
-    opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
+    opened = attnlm.open_run(run, checkpoint_dir=settings["checkpoint_dir"])
     if over_training:
         scores = attnlm.heads_over_training(opened)
         console.say(f"{opened.name}: {opened.config.spec.name}, {len(scores.steps)} snapshots")
-        _show(scores.maps, str(scores), scores.facts(), output, kind, json)
+        _show(scores, output, json)
         return
-
-    chosen = opened.checkpoint(checkpoint)
+    chosen = opened.checkpoint(settings["checkpoint"])
     with contextlib.closing(Display()) as display:
         report = attnlm.heads(
-            opened,
-            windows=windows,
-            ablate=ablate,
-            text=text,
-            checkpoint=chosen.which,
-            device=device,
-            data_dir=data_dir,
-            on_event=display,
+            opened, windows=windows, ablate=ablate, text=text, on_event=display, **settings
         )
     console.say(f"{report.run}, {chosen}, measured over {report.measured_on}")
     if report.loss is not None:
         more = "" if report.measures_all else f" (--windows {report.windows_of_text} uses all)"
         loss = f"{report.loss:.4f} nats per token"
         console.say(f"loss over these windows{more}, with all heads: {loss}")
-    _show(report.maps, str(report), report.facts(), output, kind, json)
+    _show(report, output, json)
 
 
-def _show(
-    maps: HeatMaps, text: str, facts: dict[str, Any], output: Path | None, kind: str, json: bool
-) -> None:
-    """Write a picture to a file of a kind and print its name, or print the text."""
-    if output is not None:
-        files.write_bytes(output, maps.picture(kind))
-        text = str(output)
-        facts |= {"output": text}
-    console.print_result_or_json(text, facts, json)
-
-
+@with_options(shared("checkpoint", "checkpoint_dir", "data_dir"))
 def patch(
     clean: str | None = argument(None, "CLEAN", "text whose activations replace the other's"),
     corrupted: str | None = argument(None, "CORRUPTED", "text with as many tokens"),
-    run: str | None = options.RUN,
+    run: str | None = options.USUAL["run"],
+    *,
     answers: tuple[str, str] | None = option(
         None,
         "tokens whose logits are compared, one for each text; default: the likeliest next tokens",
-        metavar="<str> <str>",
     ),
     examples: int | None = option(
         None,
         "use this many questions of the run's validation split, each with another question of the "
         "same length, instead of CLEAN and CORRUPTED",
+        min=1,
     ),
     output: Path | None = _PICTURE,
-    checkpoint: str = options.CHECKPOINT,
-    checkpoint_dir: Path = options.CHECKPOINT_DIR,
-    data_dir: Path = options.DATA_DIR,
-    json: bool = options.JSON,
+    json: bool,
+    **settings: Any,
 ) -> None:
     """Find the places of a model that carry the difference between two texts."""
-    kind = "" if output is None else _check_output(output, "png", "svg")
     if examples is not None and (corrupted, answers) == (None, None) and None in (clean, run):
         run, clean = run or clean, None  # the only argument is RUN
     elif examples is not None or clean is None or corrupted is None:
         message = "patch takes two texts, or --examples"
         raise UsageError(message, "give CLEAN and CORRUPTED, or --examples N")
-    if examples is not None and examples < 1:
-        raise UsageError(f"invalid value for --examples: {examples}", "it must be at least 1")
-    opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
+    opened = attnlm.open_run(run, checkpoint_dir=settings["checkpoint_dir"])
+    data_dir = settings.pop("data_dir")
     texts: list[tuple[str, ...]]
     if examples is not None:
         from attnlm.runs.run import open_dataset_of
         from attnlm.workflows.answers import texts_to_patch
 
-        texts = [*texts_to_patch(open_dataset_of(opened, data_dir), examples)]
+        texts = [*texts_to_patch(open_dataset_of(opened, Path(data_dir)), examples)]
     else:
         given = {"the clean text": clean, "the corrupted text": corrupted}
-        a, b = (decode_argument(text or "", name) for name, text in given.items())
-        texts = [(a, b, *(decode_argument(answer, "--answers") for answer in answers or ()))]
-
-    chosen = opened.checkpoint(checkpoint)
+        read = (decode_argument(text or "", name) for name, text in given.items())
+        texts = [(*read, *(decode_argument(answer, "--answers") for answer in answers or ()))]
     with contextlib.closing(Display()) as display:
         patching = attnlm.patch(
             [pair[0] for pair in texts],
             [pair[1] for pair in texts],
             opened,
-            answers=[(pair[2], pair[3]) for pair in texts] if texts[0][2:] else None,
-            checkpoint=chosen.which,
+            answers=[(pair[2], pair[3]) for pair in texts if pair[2:]] or None,
             on_event=display,
+            **settings,
         )
+    chosen = opened.checkpoint(settings["checkpoint"])
     console.say(f"{opened.name}, {chosen}: {patching.model}, {len(patching.clean)} tokens")
     for sentence in filter(None, (patching.compared, patching.missing)):
         console.say(sentence)
-    _show(patching.maps, str(patching), patching.facts(), output, kind, json)
+    _show(patching, output, json)
 
 
+@with_options(shared("checkpoint", "device", "checkpoint_dir", "data_dir"))
 def report(
-    run: str | None = options.RUN,
-    output: Path | None = option(
-        None,
-        "page to write or replace; default: report.html in the run's folder",
-        names=["--output", "-o"],
+    run: str | None,
+    *,
+    output: Path | None = _output(
+        "page, .html,", ".html", default="; default: report.html in the run's folder"
     ),
     text: str | None = option(
         None,
         "text (not a file) that the page begins with; default: the start of the validation split",
     ),
-    windows: int = _windows_option(16),
-    ablate: bool = options.ABLATE,
-    checkpoint: str = options.CHECKPOINT,
-    device: str = options.DEVICE,
-    checkpoint_dir: Path = options.CHECKPOINT_DIR,
-    data_dir: Path = options.DATA_DIR,
-    json: bool = options.JSON,
+    windows: int = _windows(16),
+    ablate: bool = _ABLATE,
+    json: bool,
+    **settings: Any,
 ) -> None:
     """Write everything about a run as one HTML page that works offline."""
-    if output is not None:
-        _check_output(output, "html")
     text = None if text is None else decode_argument(text, "--text")
     if text is not None and os.path.lexists(text):
         console.say(f"--text takes a text, not a file: the page begins with {text!r} itself")
-    opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
-
+    opened = attnlm.open_run(run, checkpoint_dir=settings["checkpoint_dir"])
     with contextlib.closing(Display()) as display:
         display(Progress("report", 0, None, "step"))
-        chosen = opened.checkpoint(checkpoint)
         run_report = attnlm.report(
-            opened,
-            text=text,
-            windows=windows,
-            ablate=ablate,
-            checkpoint=chosen.which,
-            device=device,
-            data_dir=data_dir,
-            on_event=display,
+            opened, text=text, windows=windows, ablate=ablate, on_event=display, **settings
         )
         page = run_report.write_page(output)
-    result = run_report.result
     words = console.with_flags(run_report.verdict)
-    if result is None:
-        console.say(f"{opened.name}: {words}")
-    else:
-        part = f" on {opened.evaluated_part}" if opened.evaluated_part else ""
-        console.say(
-            f"{opened.name}, {chosen}; best validation loss {result.best.val_loss:.4f} nats "
-            f"per token, {result.best.bits_per_byte:.3f} bits per byte{part}; {words}"
-        )
+    if run_report.result is not None:
+        words = f"{opened.checkpoint(settings['checkpoint'])}; {words}"
         has_maps = opened.config.spec.reason_against(Use.ATTENTION_MAPS) is None
         if run_report.data_gone and has_maps:
             console.say(f"heads are not measured on validation text: {run_report.data_gone}")
+    console.say(f"{opened.name}: {words}")
     console.print_result_or_json(str(page), run_report.facts() | {"output": str(page)}, json)

@@ -9,35 +9,24 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
 import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.folders import command_for, default_name, find_folder, folder_flag
-from attnlm.base.formatting import byte_size, duration, quantity
+from attnlm.base.formatting import duration, quantity
 from attnlm.base.setting_fields import fields_of
-from attnlm.cli import completion, console, options
-from attnlm.cli.event_printer import (
-    Display,
-    baselines,
-    counted,
-    division_in_words,
-    parts_in_words,
-)
-from attnlm.cli.options import option, switch, with_options
+from attnlm.cli import console, options
+from attnlm.cli.event_printer import BEGINNING, Display, computation, counted, parts_in_words
+from attnlm.cli.options import option, shared, switch, with_options
 from attnlm.compute.processes import is_launched, is_main
 from attnlm.config.new_run import resolve_new
-from attnlm.config.recipes import several_sizes_error, to_toml
-from attnlm.config.settings import RECORD_OF, resolve
+from attnlm.config.recipes import recipe_names, several_sizes_error, to_toml
+from attnlm.config.settings import RECORD_OF
 from attnlm.config.training import TrainingConfig
 from attnlm.model.architecture import RUNGS, Architecture
-from attnlm.runs.records import NOT_COMPARABLE
-
-if TYPE_CHECKING:
-    from attnlm.runs.journal import EvaluationRecord
-    from attnlm.runs.records import Measured
 
 _DATA = ("sampling", "stride", "batch_size", "micro_batch_size", "data_dir", "verify")
 _RUN = (
@@ -45,26 +34,32 @@ _RUN = (
     "resume", "start_from", "force", "code",
     "checkpoint", "log", "device", "dtype", "compile", "threads", "processes",
 )  # fmt: skip
+_TOOLS = ("tensorboard", "wandb", "trackio")
 
 
-GROUPS = {
-    "Model": [*fields_of(Architecture), "set_"],
-    "Data": _DATA,
-    "Training": [name for name in fields_of(TrainingConfig) if name not in (*_DATA, *_RUN)],
-    "Run": _RUN,
-}
-COMMON = (
-    "model", "embed_dim", "layers", "block_size", "heads", "dropout",
-    "batch_size", "steps", "budget", "learning_rate", "optimizer", "eval_every", "seed",
-    "device", "recipe", "print_config", "dry_run", "name", "resume", "start_from", "log",
+@with_options(
+    RECORD_OF | shared("checkpoint", "checkpoint_dir", "data_dir", "verify"),
+    helps={"checkpoint": "which weights of the --from run: auto|best|last"},
+    sections={
+        "Model": [*fields_of(Architecture), "set_"],
+        "Data": _DATA,
+        "Training": [name for name in fields_of(TrainingConfig) if name not in (*_DATA, *_RUN)],
+        "Run": _RUN,
+    },
+    common=(
+        "model", "embed_dim", "layers", "block_size", "heads", "dropout", "batch_size", "steps",
+        "budget", "learning_rate", "seed", "recipe", "dry_run", "name", "resume", "start_from",
+    ),
 )  # fmt: skip
-
-
-@with_options(RECORD_OF)
 def train(
-    dataset: str | None = options.DATASET,
+    dataset: str | None,
     *,
-    recipe: str | None = options.RECIPE,
+    recipe: str | None = option(
+        None,
+        "settings from a recipe: its name, a TOML file, or a run's config.json; "
+        "options override the recipe",
+        complete=options.words(*recipe_names()),
+    ),
     print_config: bool = switch("print the settings as a recipe, and exit", "--print-config"),
     dry_run: bool = switch(
         "print parameters, memory, FLOPs and the predicted time, and exit without training",
@@ -73,40 +68,40 @@ def train(
     vocab_size: int | None = option(
         None, "size of the vocabulary, instead of a data set, with --dry-run"
     ),
-    name: str | None = options.NAME,
+    name: str | None,
     exist_ok: bool = switch(
         "accept a finished run of that name if its configuration is the same", "--exist-ok"
     ),
-    checkpoint_dir: Path = options.CHECKPOINT_DIR,
-    data_dir: Path = options.DATA_DIR,
-    verify: bool = options.VERIFY,
-    set_: list[str] | None = options.SET,
+    set_: list[str] | None,
     force: bool = switch("train also a model that sees later tokens", "--force"),
-    resume: str | None = option(None, "name or path of a run to resume", completion.runs),
-    start_from: str | None = options.START_FROM,
-    checkpoint: str = option(
-        "auto",
-        "which weights of the --from run: auto|best|last",
-        completion.choice_completer("auto", "best", "last"),
+    resume: str | None = option(
+        None, "name or path of a run to resume", complete=options.names("run")
+    ),
+    start_from: str | None = option(
+        None,
+        "name or path of a run: the new run starts from its model and weights",
+        "--from",
+        complete=options.names("run"),
     ),
     log: str | None = option(
         None,
-        "tools to log to, separated by commas: tensorboard|wandb|trackio, or none; name them "
+        f"tools to log to, separated by commas: {'|'.join(_TOOLS)}, or none; name them "
         "again to continue the log of a resumed run",
-        completion.list_completer("tensorboard", "wandb", "trackio", "none"),
+        complete=options.words(*_TOOLS, "none"),
     ),
-    json: bool = options.JSON,
-    quiet: bool = options.QUIET,
+    json: bool,
+    quiet: bool,
     **settings: Any,
 ) -> None:
     """Train a model on prepared data.
 
-    Losses are in nats per token: with a loss of x nats, the perplexity is e^x. A window is a
-    sequence of --block-size tokens. Each step updates the weights once, from --batch-size windows.
-    An epoch is one pass over the training split. Some defaults depend on the model:
-    "64; 128 (gpt2)" means 128 for gpt2, and 64 for all others. "2 (gpt2)" means that the option
-    applies to gpt2 only.
+    Losses are in nats per token: with a loss of x nats, the perplexity is e^x. Some defaults depend
+    on the model: "64; 128 (gpt2)" means 128 for gpt2, and 64 for all others; "2 (gpt2)" means that
+    the option applies to gpt2 only.
     """
+    places = {name: settings.pop(name) for name in ("checkpoint_dir", "data_dir", "verify")}
+    checkpoint = settings.pop("checkpoint")
+    checkpoint_dir, data_dir = Path(places["checkpoint_dir"]), Path(places["data_dir"])
     settings = options.typed_settings(settings, set_)
     parent = None
     if start_from is not None and not is_launched():
@@ -120,11 +115,10 @@ def train(
             console.print_result(console.escape_unprintable(f"# data set: {data_name}"))
         console.print_result(to_toml(request.config.settings()).rstrip())
         return
-    tools = None
-    if log is not None:
+    tools = [t.strip() for t in (log or "").split(",") if t.strip() not in ("", "none")]
+    if tools:
         from attnlm.see.loggers import check_tools
 
-        tools = [] if log == "none" else [tool.strip() for tool in log.split(",")]
         check_tools(tools)
     data: str | Path | None = dataset
     count = 1
@@ -134,8 +128,7 @@ def train(
         quiet = quiet or not is_main()
     elif resume is not None:
         resumed = attnlm.open_run(resume, checkpoint_dir=checkpoint_dir)
-        changed = {k: v for k, v in settings.items() if k == "processes"}
-        count = resolve(changed, resumed.config.settings()).training.processes
+        count = settings.get("processes", resumed.config.training.processes)
     else:  # errors are reported before torch is loaded
         count = resolve_new(settings, recipe, parent).config.training.processes
         if vocab_size is None:
@@ -144,23 +137,17 @@ def train(
             from attnlm.runs.create_run import check_name_is_free
 
             check_name_is_free(name, checkpoint_dir)
-    arguments: dict[str, Any] = {
+    settings |= {
         "recipe": recipe,
         "resume": resume,
         "start_from": parent or start_from,
         "force": force,
-        "checkpoint_dir": checkpoint_dir,
-        "data_dir": data_dir,
-        "verify": verify,
-        **settings,
+        **places,
     }
     if dry_run:
-        if resume is not None and name is not None:
-            raise UsageError("`resume` cannot be combined with `name`", "leave it out")
         if is_main():
-            cost = attnlm.estimate(
-                data, vocab_size=vocab_size, on_event=Display(quiet), **arguments
-            )
+            shown = Display(quiet)
+            cost = attnlm.estimate(data, vocab_size=vocab_size, on_event=shown, **settings)
             _report_estimate(cost, json)
         return
     if vocab_size is not None:
@@ -170,7 +157,7 @@ def train(
 
         raise typer.Exit(run_processes(count, sys.argv[1:]))
 
-    with contextlib.closing(Display(quiet, tools or ())) as display:
+    with contextlib.closing(Display(quiet, tools)) as display:
         try:
             run = attnlm.train(
                 data,
@@ -179,17 +166,17 @@ def train(
                 exist_ok=exist_ok,
                 log=tools,
                 on_event=display,
-                **arguments,
+                **settings,
             )
         except KeyboardInterrupt:
             display.close()
-            _say_stopped(display.run, tools or (), quiet)
+            _say_stopped(display.run, tools, quiet)
             raise
     if is_main():
         _report(run, json, quiet, display.memory)
         if run.config.spec.name in RUNGS and not (recipe or resume or start_from or quiet):
             folders = [*folder_flag(data_dir, "data set"), *folder_flag(checkpoint_dir)]
-            _say_next_rung(run.config.spec.name, dataset, folders)
+            _say_next_model(run.config.spec.name, dataset, folders)
 
 
 def _say_stopped(run: attnlm.Run | None, tools: Sequence[str], quiet: bool) -> None:
@@ -204,12 +191,12 @@ def _say_stopped(run: attnlm.Run | None, tools: Sequence[str], quiet: bool) -> N
         console.say("stopped before the first step; nothing was saved")
 
 
-def _say_next_rung(model: str, dataset: str | None, folders: Sequence[str]) -> None:
+def _say_next_model(model: str, dataset: str | None, folders: Sequence[str]) -> None:
     """Print the command that trains the model after `model` in the ladder."""
     arguments = ["attnlm", "train", *([] if dataset is None else [dataset])]
     if higher := RUNGS[RUNGS.index(model) + 1 :]:
         arguments += ["--model", higher[0]]
-        purpose = "the next rung of the ladder"
+        purpose = "the next model of the ladder"
     else:
         arguments += ["--recipe", "best", "--budget", "2m"]
         purpose = "the best transformer for this text in two minutes"
@@ -218,6 +205,7 @@ def _say_next_rung(model: str, dataset: str | None, folders: Sequence[str]) -> N
 
 def _report(run: attnlm.Run, json: bool, quiet: bool, memory: int | None) -> None:
     from attnlm.generation.question_format import format_of
+    from attnlm.runs.run import run_summary
     from attnlm.see.curves import verdict
 
     result = run.result()
@@ -226,23 +214,12 @@ def _report(run: attnlm.Run, json: bool, quiet: bool, memory: int | None) -> Non
             f"{run.path / 'metrics.jsonl'} has no evaluations",
             f"measure its checkpoints again: {command_for('attnlm eval', run.path)}",
         )
-    part = run.evaluated_part
     last = result.last
-    console.say_facts(
-        {
-            "validation": _loss_summary(result.best) + (f", on {part}" if part else ""),
-            **{
-                f"{which}, on the whole split": _loss_summary(record)
-                for which, record in result.whole.items()
-            },
-            "baselines": baselines(run.vocab_size, run.dataset),
-            "verdict": console.with_flags(
-                verdict(result.records, run.dataset, run.config.spec.name)
-            ),
-            "time": f"{duration(last.seconds)}, {last.tokens:,} tokens",
-            **({NOT_COMPARABLE.partition(":")[0]: run.leaks} if run.leaks else {}),
-        }
-    )
+    outcome = {k: v for k, v in run_summary(run).items() if k not in BEGINNING}
+    words = verdict(result.records, run.dataset, run.config.spec.name)
+    outcome["verdict"] = console.with_flags(words)
+    outcome["time"] = f"{duration(last.seconds)}, {last.tokens:,} tokens"
+    console.say_facts(outcome)
     if not quiet:
         length = ("--tokens", "500") if format_of(run) is None else ()
         console.say_next(command_for("attnlm sample", run.path, *length))
@@ -252,13 +229,9 @@ def _report(run: attnlm.Run, json: bool, quiet: bool, memory: int | None) -> Non
         "model": run.config.spec.name,
         "parent": run.parent and asdict(run.parent),
         "parameters": run.parameters,
-        "steps": last.step,
-        "best_val_loss": result.best.val_loss,
-        "val_loss": last.val_loss,
-        "bits_per_byte": last.bits_per_byte,
-        "evaluated_tokens": last.evaluated_tokens,
+        **result.facts(),
+        "evaluated_tokens": result.final.evaluated_tokens,
         "accuracy": result.final.accuracy,
-        "seconds": last.seconds,
         "tokens_per_second": last.tokens_per_second,
         "whole": {which: asdict(measured) for which, measured in result.whole.items()},
         "estimated_memory": memory,
@@ -273,30 +246,17 @@ def _report_estimate(estimate: attnlm.Estimate, json: bool) -> None:
         return
     config = estimate.config
     training = config.training.complete()
-    device = estimate.device
-    threads = f", {counted(training.threads, 'thread')}" if device.name == "cpu" else ""
-    each = " in each process" if training.processes > 1 else ""
     steps = counted(estimate.steps, "step")
     lines = {
         "model": f"{config.spec.name}, {estimate.parameters:,} parameters: "
         f"{parts_in_words(config.spec)}, {estimate.vocab_size:,} ids",
         "batch": f"{training.batch_size:,} × {config.spec.block_size:,} = "
-        f"{config.tokens_per_step:,} tokens a step, in "
-        f"{division_in_words(training) or '1 process'}",
-        "device": f"{device.name} ({device.reason}), {device.dtype}{threads}",
-        "memory": f"about {byte_size(estimate.memory)} in addition to PyTorch{each}",
+        f"{config.tokens_per_step:,} tokens a step",
+        **computation(training, estimate.device, estimate.memory),
         "FLOPs": f"{quantity(estimate.step_flops, 'FLOP')} a step, "
         f"{quantity(estimate.flops, 'FLOP')} in all",
         "speed": f"{quantity(estimate.tokens_per_second)} tokens/s, measured on this machine",
         "time": f"{duration(estimate.seconds)} for {steps}, without evaluations and checkpoints",
     }
-    for label, text in lines.items():
+    for label, text in filter(all, lines.items()):
         console.print_result(f"{label:<8}{text}")
-
-
-def _loss_summary(measured: EvaluationRecord | Measured) -> str:
-    right = "" if measured.accuracy is None else f"{measured.accuracy:.1%} of answers right, "
-    return (
-        f"{right}{measured.val_loss:.4f} nats per token at step {measured.step}, "
-        f"{measured.bits_per_byte:.3f} bits per byte"
-    )

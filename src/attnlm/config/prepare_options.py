@@ -31,7 +31,7 @@ class PrepareOptions:
     encoding: str = setting("character encoding of the text", default="utf-8")
     column: str | None = setting(
         "column with the text, in .jsonl, .json, .csv and .parquet files, hf: data, and "
-        "JSON lines on stdin; default: text"
+        "JSON lines or CSV on stdin; default: text"
     )
     prompt_column: str | None = setting(
         "make a data set of questions and answers: name of the column with the questions; without "

@@ -13,7 +13,7 @@ from typing import Any
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.files import read_text
 from attnlm.base.setting_fields import Setting, Settings
-from attnlm.base.suggestions import suggestion
+from attnlm.base.suggestions import our_name, suggestion
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,18 +67,19 @@ def several_sizes_error(name: Recipe, count: int) -> UsageError:
 def load_sizes(recipe: Recipe) -> list[Settings]:
     """Return a recipe's settings for each of its `[[sizes]]`; one item if it has no sizes.
 
-    The table `[about]` of a TOML file is for readers and left out. `resolve` checks the settings;
-    this function does not. Raises AttnlmError for a file that does not exist or has another format.
+    The table `[about]` of a TOML file is for readers and left out, and our names replace those of
+    other tools, such as n_layer. `resolve` checks the settings; this function does not. Raises
+    AttnlmError for a file that does not exist or has another format.
     """
     if isinstance(recipe, Mapping):
-        return [dict(recipe)]
+        return [{our_name(key): value for key, value in recipe.items()}]
     content = _read_recipe(str(recipe))
     if isinstance(content.get("about"), dict):  # `resolve` refuses anything but a table
         del content["about"]
     sizes = content.pop("sizes", [{}])
     if not (isinstance(sizes, list) and sizes and all(isinstance(size, dict) for size in sizes)):
         raise AttnlmError("in the recipe: sizes must be tables", "start each with [[sizes]]")
-    return [{**content, **size} for size in sizes]
+    return [{our_name(key): value for key, value in (content | size).items()} for size in sizes]
 
 
 def _read_recipe(name: str) -> dict[str, Any]:

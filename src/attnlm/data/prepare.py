@@ -62,7 +62,7 @@ def prepare(
     `source` is a file, a folder, a pattern, a URL, "hf:NAME", "tinyshakespeare", "tales", or "-"
     for stdin. Several sources are joined in their order. The default is Tiny Shakespeare, or
     `tales` if Tiny Shakespeare is not available. `column` is the column of records that holds the
-    text, by default "text". If it is given, stdin contains records, one JSON object per line.
+    text, by default "text". If it is given, stdin contains records: JSON lines or a CSV table.
 
     `tokenizer` is a spec such as "char" or "bpe:512", or names a run or data set. The tokenizer of
     this run or data set is then used, so that ids have the same meaning in both. Each record, and
@@ -185,8 +185,8 @@ def _check_effect(options: PrepareOptions, shown: str, files: Sequence[TextFile]
         if column is not None and not any(file.is_records for file in files):
             raise UsageError(
                 f"`{name}` {column} does not apply to {shown}",
-                "it needs records: a .jsonl, .json, .csv or .parquet file, hf: data, or JSON lines "
-                "on stdin",
+                "it needs records: a .jsonl, .json, .csv or .parquet file, hf: data, or JSON "
+                "lines or a .csv table on stdin",
             )
     encoding = text_encoding(options.encoding)
     if encoding != "utf-8" and all(file.is_records or file.encoding != encoding for file in files):

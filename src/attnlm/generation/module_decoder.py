@@ -39,7 +39,7 @@ def decoders_of(model: LanguageModel, device: Device, on_event: OnEvent = ignore
                 return made
         elif native_library() is not None:
             reason = model.spec.reason_against(Use.NATIVE_DECODER) or "it was changed from outside"
-            words = f"the C decoder does not compute this model ({reason})"
+            words = f"the decoder in C does not compute this model ({reason})"
             on_event(Note(f"{words}, so the model itself generates the text, which is slower"))
     decoded_model = _with_bfloat16_linear(model, device)
     return lambda _: ModuleDecoder(decoded_model, device)

@@ -73,7 +73,7 @@ class Architecture:
     """
 
     model: str = _core_part(
-        "a rung of the ladder, a small version of a published model, or your own, FILE.py:NAME",
+        "a model of the ladder, a small version of a published model, or your own, FILE.py:NAME",
         default="multi-head",
         choices=MODELS,
     )

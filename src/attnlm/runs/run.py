@@ -127,7 +127,7 @@ class Checkpoint:
             evaluated = f"validation loss {self.val_loss:.4f}"
             evaluated += f" on {self.part}" if self.part else ""
             evaluated += f", {NOT_COMPARABLE}" if self.leaks else ""
-        return f"step {self.step}, {evaluated} ({self.which})"
+        return f"{self.which} checkpoint (step {self.step}, {evaluated})"
 
 
 @dataclass(frozen=True)
@@ -178,10 +178,11 @@ class Run(RunFacts):
 
     @property
     def started_from(self) -> str:
-        """The origin of its initial weights: `multi-head-001, step 1,000 (best)`; "" if random."""
+        """The origin of its weights: `multi-head-001, best checkpoint (step 1,000)`, or ""."""
         if self.parent is None:
             return ""
-        return f"{self.parent.name}, step {self.parent.step:,} ({self.parent.checkpoint})"
+        parent = self.parent
+        return f"{parent.name}, {parent.checkpoint} checkpoint (step {parent.step:,})"
 
     @property
     def evaluated_part(self) -> str:
@@ -531,8 +532,9 @@ def run_summary(run: Run) -> dict[str, str]:
         losses: dict[str, EvaluationRecord | Measured] = {best: result.best}
         losses |= {f"{which} loss, whole split": result.whole[which] for which in result.whole}
         for label, record in losses.items():
+            right = "" if record.accuracy is None else f"{record.accuracy:.1%} of answers right, "
             summary[label] = (
-                f"{record.val_loss:.4f} nats per token, {record.bits_per_byte:.3f} bits per "
+                f"{right}{record.val_loss:.4f} nats per token, {record.bits_per_byte:.3f} bits per "
                 f"byte, at step {record.step:,}"
             )
     if run.leaks:

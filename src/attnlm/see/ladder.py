@@ -450,7 +450,8 @@ def _setting_warnings(ladder: Ladder) -> Iterator[str]:
         )
     compared = {
         "optimizer and learning rate are the defaults of each rung": {
-            model: f"{config.training.optimizer} {config.training.learning_rate:g}"
+            model: f"(optimizer {config.training.optimizer}, "
+            f"learning rate {config.training.learning_rate:g})"
             for model, config in configs.items()
             if not {"optimizer", "learning_rate"} & {*variant(model), ladder.plan.tune}
         },

@@ -100,11 +100,11 @@ class ProgressBar:
         elif isinstance(event, Stepped | Evaluated):
             left = "?"
             if isinstance(event, Stepped):
-                self._losses["loss"] = event.loss
+                self._losses["train"] = event.loss
                 if self._bar is not None:
                     left = self._bar.format_interval(event.seconds_left)
             else:
-                self._losses["val"] = event.val_loss
+                self._losses["validation"] = event.val_loss
                 self._best = min(self._best, (event.val_loss, event.step))
                 if self._bar is None:
                     _write_line(str(event))

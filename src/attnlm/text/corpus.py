@@ -160,9 +160,9 @@ def get_corpus(
 
     A string may be a name such as "tales"; a path object is always a path. Downloads go to the
     folder `spool`, which must outlive the corpus; stdin and pipes can be read once. If `column` is
-    given, stdin and pipes without a suffix are read like .jsonl files. `encoding` applies to text
-    from the user's files, the web and stdin. `marks_ends` says if an end-of-text id will follow
-    each document; by default only if there are records. The environment variable
+    given, stdin and pipes without a suffix are read like .jsonl or .csv files. `encoding` applies
+    to text from the user's files, the web and stdin. `marks_ends` says if an end-of-text id will
+    follow each document; by default only if there are records. The environment variable
     `ATTNLM_TINYSHAKESPEARE_URL` names a mirror of Tiny Shakespeare with the same bytes. Raises
     AttnlmError for a text that is not available, UsageError for an unknown encoding.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import csv
 import io
 import json
@@ -24,19 +25,25 @@ def record_values(
 ) -> Iterator[tuple[str, list[Any]]]:
     """Yield the values of each record in these columns, after the name of its line or row.
 
-    `shown` is the name of the file in messages; a `stream` is read in its place. Raises AttnlmError
-    for what is no record, and for one that lacks a column.
+    `shown` is the name of the file in messages; a `stream` is read in its place, as JSON if it
+    begins like JSON, else as a table. Raises AttnlmError for what is no record, and for one that
+    lacks a column.
     """
     suffix = record_suffix(path)
     if suffix == ".parquet":
         yield from _parquet_values(path, columns, shown)
         return
-    with open_decompressed(path, shown, stream) as file:
-        for place, record in (_csv_records if suffix == ".csv" else _json_records)(file, shown):
+    with open_decompressed(path, shown, stream) as file, contextlib.ExitStack() as ending:
+        is_table = suffix == ".csv"
+        if stream is not None:
+            file = peeked = io.BufferedReader(file)  # type: ignore[type-var]
+            ending.callback(peeked.detach)  # or stdin would be closed
+            is_table = peeked.peek().lstrip(codecs.BOM_UTF8 + b" \t\r\n")[:1] not in b"{["
+        for place, record in (_csv_records if is_table else _json_records)(file, shown):
             where = f"{place} of {shown}"
             if not isinstance(record, dict):
                 kind = type(record).__name__
-                raise AttnlmError(f"{where} is not an object, but a {kind}", _ONE_RECORD)
+                raise AttnlmError(f"{where} is of type {kind}, not an object", _ONE_RECORD)
             for column in columns:
                 if column not in record:
                     raise missing_column_error(column, list(record), where)

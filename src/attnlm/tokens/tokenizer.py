@@ -181,7 +181,8 @@ class CharTokenizer(_UnitTokenizer):
             of = f" of {self.dataset}" if self.dataset else ""
             raise UnknownCharactersError(
                 f"the vocabulary{of} lacks {listed(missing)}",
-                "leave them out, or prepare the text with `tokenizer` byte, which encodes any text",
+                "leave them out: a run keeps its vocabulary; a new model reads any text if it is "
+                "prepared with `tokenizer` byte",
             )
         return ids
 
