@@ -29,15 +29,15 @@ def sections(command: str, option: str = "--help") -> dict[str, str]:
 
 def test_every_setting_is_an_option_in_its_section() -> None:
     shown = sections("train", "--help-all")
-    assert list(shown) == ["Arguments", "Model", "Data", "Training", "Run", "Options"]
+    assert list(shown) == ["Arguments", "Model", "Training", "Options"]
     for name in RECORD_OF:
         flag = f"--{name.replace('_', '-')}"
         option = re.compile(rf"(^| ){flag} [</]")
         having = {heading for heading, text in shown.items() if option.search(text)}
         assert len(having) == 1 and (having == {"Model"}) == (name in fields_of(Architecture))
     assert "--wide-heads" not in str(shown)
-    assert "--batch-size" in shown["Data"] and "--learning-rate" in shown["Training"]
-    assert "--resume" in shown["Run"] and "--code" in shown["Run"] and "--json" in shown["Options"]
+    assert "--batch-size" in shown["Training"] and "--learning-rate" in shown["Training"]
+    assert all(option in shown["Options"] for option in ("--resume", "--code", "--json"))
 
 
 def test_help_fits_a_screen_and_help_all_shows_all_options() -> None:
@@ -69,9 +69,9 @@ def _told(default: str, model: str) -> str:
 
 
 def test_help_states_the_defaults_of_the_ladder() -> None:
-    options = sections("ladder")["Options"]
-    assert f"default: {','.join(DEFAULT_RUNGS)}" in options
-    assert DEFAULT_BUDGET == 120 and "default: 2m" in options
+    shown = sections("ladder")
+    assert f"default: {','.join(DEFAULT_RUNGS)}" in shown["Options"]
+    assert DEFAULT_BUDGET == 120 and "default: 2m" in shown["Training"]
 
 
 def test_parts_of_a_model_are_given_as_options(tmp_path: Path) -> None:

@@ -74,14 +74,13 @@ class Display(ProgressBar):
         super().__init__()
         self.quiet, self.log = quiet, log
         self.run: Run | None = None  # once it has begun
-        self.memory: int | None = None  # its estimate in bytes
 
     def __call__(self, event: object) -> None:
         """Print an event."""
         from attnlm.training.events import Evaluated, Finished, Started
 
         if isinstance(event, Started):
-            self.run, self.memory = event.run, event.memory
+            self.run = event.run
         if isinstance(event, Note):
             self.clear()
             say(with_flags(event.text))

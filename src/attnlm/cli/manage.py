@@ -209,9 +209,10 @@ _LABEL = 14  # characters of a finding's name
 
 @with_options(
     _MODEL,
-    sections={"Model": [*_MODEL, "set_"]},
-    common=("model", "embed_dim", "block_size", "heads", "positions", "set_"),
-)
+    common=(
+        "model", "embed_dim", "block_size", "heads", "positions", "set_", "part", "json",
+    ),
+)  # fmt: skip
 def check(
     code: str = argument(REQUIRED, "FILE.py:NAME", "a class or function of your own"),
     *,

@@ -11,7 +11,7 @@ import functools
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from attnlm.base.own_code import accept_code
 from attnlm.base.setting_fields import Setting, Settings, fields_of, help_of, setting, type_of
 from attnlm.cli.console import print_result, with_flags
 from attnlm.config.settings import RECORD_OF, check_setting, parse_seconds, resolve
+from attnlm.config.training import TrainingConfig
 from attnlm.model.architecture import MODELS, Architecture
 from attnlm.tokens.specs import PUBLISHED
 
@@ -106,16 +107,13 @@ def with_options(
     records: Mapping[str, type],
     *,
     helps: Mapping[str, str] | None = None,
-    sections: Mapping[str, Iterable[str]] | None = None,
     common: Sequence[str] = (),
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that declares a command's options; `**settings` are those of `records`.
 
-    `records` has the record that declares each setting; `helps` replaces some lines of help.
-    `sections` are the sections of `--help`, with the names of their options, and `common` are the
-    options that `--help` shows of them (default: all).
+    `records` has the record that declares each setting; `helps` replaces some lines of help, and
+    `common` are the options that `--help` shows (default: all).
     """
-    section_of = {name: section for section, named in (sections or {}).items() for name in named}
 
     def with_settings(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command, eval_str=True)
@@ -135,7 +133,7 @@ def with_options(
         for parameter in (*given[:place], *made, *given[place:]):
             is_usual = parameter.default is parameter.empty
             declared = copy.copy(USUAL[parameter.name] if is_usual else parameter.default)
-            declared.rich_help_panel = section_of.get(parameter.name)
+            declared.rich_help_panel = _SECTIONS.get(records.get(parameter.name))
             parameters.append(parameter.replace(default=declared))
 
         @functools.wraps(command)
@@ -209,6 +207,7 @@ def _accept_code(paths: Sequence[str] | None) -> None:
         accept_code(path)
 
 
+_SECTIONS: dict[Any, str] = {Architecture: "Model", TrainingConfig: "Training"}
 _USUAL_MODEL = str(fields_of(Architecture)["model"].default)
 SHOWS_ALL = "attnlm.cli.options.shows_all"
 """A key of a context's `meta`: its value is True if the help shows all options."""
@@ -217,21 +216,22 @@ SHOWS_ALL = "attnlm.cli.options.shows_all"
 class Command(TyperCommand):
     """A command whose help has the options in sections: their help panels.
 
-    If its function has the attribute `common`, --help shows of these sections only the options
-    named there, and --help-all shows all.
+    If its function has the attribute `common`, --help shows only the options named there, and
+    --help-all shows all.
     """
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the sections of the help."""
         common = () if ctx.meta.get(SHOWS_ALL) else getattr(self.callback, "common", ())
+        shown = {*common, "help", "help_all"}
         rows = []
         parameters: list[Any] = self.get_params(ctx)
         for parameter in parameters:
             record = parameter.get_help_record(ctx)
-            panel = parameter.rich_help_panel
-            if record and not (common and panel and parameter.name not in common):
-                usual = f"{parameter.param_type_name.title()}s"
-                rows.append((panel or usual, (record[0], with_flags(record[1]))))
+            kind = parameter.param_type_name
+            if record and (not common or kind == "argument" or parameter.name in shown):
+                section = parameter.rich_help_panel or f"{kind.title()}s"
+                rows.append((section, (record[0], with_flags(record[1]))))
         _write_sections(formatter, rows)
 
 

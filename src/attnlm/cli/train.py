@@ -17,7 +17,6 @@ import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.folders import command_for, default_name, find_folder, folder_flag
 from attnlm.base.formatting import duration, quantity
-from attnlm.base.setting_fields import fields_of
 from attnlm.cli import console, options
 from attnlm.cli.event_printer import BEGINNING, Display, computation, counted, parts_in_words
 from attnlm.cli.options import option, shared, switch, with_options
@@ -25,30 +24,18 @@ from attnlm.compute.processes import is_launched, is_main
 from attnlm.config.new_run import resolve_new
 from attnlm.config.recipes import recipe_names, several_sizes_error, to_toml
 from attnlm.config.settings import RECORD_OF
-from attnlm.config.training import TrainingConfig
-from attnlm.model.architecture import RUNGS, Architecture
+from attnlm.model.architecture import RUNGS
 
-_DATA = ("sampling", "stride", "batch_size", "micro_batch_size", "data_dir", "verify")
-_RUN = (
-    "recipe", "print_config", "dry_run", "vocab_size", "name", "exist_ok", "checkpoint_dir",
-    "resume", "start_from", "force", "code",
-    "checkpoint", "log", "device", "dtype", "compile", "threads", "processes",
-)  # fmt: skip
 _TOOLS = ("tensorboard", "wandb", "trackio")
 
 
 @with_options(
     RECORD_OF | shared("checkpoint", "checkpoint_dir", "data_dir", "verify"),
     helps={"checkpoint": "which weights of the --from run: auto|best|last"},
-    sections={
-        "Model": [*fields_of(Architecture), "set_"],
-        "Data": _DATA,
-        "Training": [name for name in fields_of(TrainingConfig) if name not in (*_DATA, *_RUN)],
-        "Run": _RUN,
-    },
     common=(
         "model", "embed_dim", "layers", "block_size", "heads", "dropout", "batch_size", "steps",
         "budget", "learning_rate", "seed", "recipe", "dry_run", "name", "resume", "start_from",
+        "device", "json", "quiet",
     ),
 )  # fmt: skip
 def train(
@@ -173,7 +160,7 @@ def train(
             _say_stopped(display.run, tools, quiet)
             raise
     if is_main():
-        _report(run, json, quiet, display.memory)
+        _report(run, json, quiet)
         if run.config.spec.name in RUNGS and not (recipe or resume or start_from or quiet):
             folders = [*folder_flag(data_dir, "data set"), *folder_flag(checkpoint_dir)]
             _say_next_model(run.config.spec.name, dataset, folders)
@@ -203,7 +190,7 @@ def _say_next_model(model: str, dataset: str | None, folders: Sequence[str]) -> 
     console.say_next(shlex.join([*arguments, *folders]), purpose)
 
 
-def _report(run: attnlm.Run, json: bool, quiet: bool, memory: int | None) -> None:
+def _report(run: attnlm.Run, json: bool, quiet: bool) -> None:
     from attnlm.generation.question_format import format_of
     from attnlm.runs.run import run_summary
     from attnlm.see.curves import verdict
@@ -234,7 +221,6 @@ def _report(run: attnlm.Run, json: bool, quiet: bool, memory: int | None) -> Non
         "accuracy": result.final.accuracy,
         "tokens_per_second": last.tokens_per_second,
         "whole": {which: asdict(measured) for which, measured in result.whole.items()},
-        "estimated_memory": memory,
         "leaks": run.leaks,
     }
     console.print_result_or_json(str(run.path), facts, json)
