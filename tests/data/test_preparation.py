@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -259,6 +260,42 @@ def test_a_text_that_changes_during_preparation_is_refused(changed: str, name: s
 
 
 # --- What is there already ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["own", "pipe", "web"])
+def test_a_longer_text_than_is_allowed_leaves_nothing(name: str, web: WebServer) -> None:
+    source = "cats.txt"
+    if name == "pipe":
+        os.mkfifo(source := "pipe")
+        endless = subprocess.Popen(["sh", "-c", "yes > pipe"], stderr=subprocess.DEVNULL)
+    elif name == "web":
+        source = web.answer("/cats.txt", body(TEXT.encode()))
+    size = len(TEXT.encode())
+    with pytest.raises(AttnlmError, match=f"has more than {size - 1:,} bytes"):
+        prepare(source, max_bytes=size - 1)
+    assert entries() == set()
+    if name == "pipe":
+        endless.wait(10)
+    else:
+        assert prepare(source, max_bytes=size).characters == len(TEXT)
+
+
+def test_a_long_text_stops_before_the_disk_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = shutil.disk_usage(".")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: disk._replace(total=10**12, free=10**8))
+    prepare("cats.txt", name="small")
+    monkeypatch.setattr("attnlm.text.text_files._SMALL", 100)
+    with pytest.raises(AttnlmError, match=r"only 100 MB of the disk is free: cats\.txt"):
+        prepare("cats.txt")
+
+
+def test_a_variable_of_the_hub_forbids_the_network(
+    web: WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(AttnlmError, match="needs the network, but `offline` is set"):
+        prepare(web.answer("/cats.txt", body(TEXT.encode())))
+    assert not web.asked
 
 
 def test_a_full_disk_is_one_line_and_the_old_data_stay(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,19 @@ class PrepareOptions:
         "a column of answers, it has lists of messages, each with a role and a content"
     )
     answer_column: str | None = setting("name of the column with the answers")
+    max_bytes: int | None = setting(
+        "the most bytes of text to read from a source; a longer one is an error", at_least=1
+    )
+    vocab_size: int | None = setting(
+        "SOURCE is a file of ids below this number, which are no text: .npy, or .bin without a "
+        "header",
+        at_least=1,
+        at_most=2**21,
+    )
+    dtype: str | None = setting(
+        "type of the ids in a .bin file, little-endian; default: uint16",
+        choices=("uint16", "uint32"),
+    )
     examples: int | None = setting(
         "number of training examples of a task; default: 20,000", at_least=1, at_most=1_000_000
     )

@@ -72,7 +72,7 @@ class Meta:
     val_characters: int = limited(at_least=1)
     train_tokens: int = limited(at_least=1, below=2**48)
     val_tokens: int = limited(at_least=1, below=2**48)
-    val_bytes: int = limited(at_least=1, below=2**53)
+    val_bytes: int = limited(at_least=0, below=2**53)
     tokenizer_name: str
     tokenizer_from: str | None
     vocab_size: int = limited(at_least=1)
@@ -103,13 +103,13 @@ class Dataset(Meta):
     (numpy.memmap), so a split of any size opens fast. `tokenizer` converts ids to text and back.
 
     `source` names the origin of the text; `sources` lists the origins if there were several.
-    `records_on_stdin` is True if stdin had records instead of a plain text.
-    `documents` counts the documents that the end-of-text id follows, or that were divided among the
-    splits. `split` says which part of the text is for validation: its "tail", or some of its
-    "documents"; None stands for a text of its own, `val_source`. `val_bytes` is the length of the
-    validation text in UTF-8. `bigram_loss` (the loss of bigrams counted in the training split) and
-    `floor` (the least possible loss) are in nats per token of the validation split; None stands for
-    unknown. `tokenizer_from` is the folder of the run or data set from which the tokenizer was
+    `records_on_stdin` is True if stdin had records instead of a plain text. `documents` counts the
+    documents that the end-of-text id follows, or that were divided among the splits. `split` says
+    which part of the text is for validation: its "tail", or some of its "documents"; None stands
+    for a text of its own, `val_source`. `val_bytes` is the length of the validation text in UTF-8,
+    0 for ids that are no text. `bigram_loss` (the loss of bigrams counted in the training split)
+    and `floor` (the least possible loss) are in nats per token of the validation split; None stands
+    for unknown. `tokenizer_from` is the folder of the run or data set from which the tokenizer was
     taken, if any. `source_sha256` covers the text in UTF-8 and the end of each document that an
     end-of-text id follows. `val_source_sha256` covers the same for a validation text that has its
     own source. `files` has the SHA-256 of each file.
@@ -134,7 +134,10 @@ class Dataset(Meta):
 
     @property
     def bytes_per_token(self) -> float:
-        """Return the UTF-8 bytes per token of the validation split, to compute bits per byte."""
+        """Return the UTF-8 bytes per token of the validation split, to compute bits per byte.
+
+        It is 0 for ids that are no text.
+        """
         return self.val_bytes / self.val_tokens
 
     @property

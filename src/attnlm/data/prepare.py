@@ -26,6 +26,7 @@ from attnlm.config.settings import resolve
 from attnlm.data.batches import check_splits
 from attnlm.data.dataset import Dataset, open_dataset_folder
 from attnlm.data.new_dataset import (
+    TokenizerOrigin,
     UnencodedDataset,
     find_tokenizer,
     install_dataset,
@@ -33,16 +34,20 @@ from attnlm.data.new_dataset import (
     write_dataset,
 )
 from attnlm.data.prepare_examples import dataset_from_records, dataset_from_task
+from attnlm.data.prepare_ids import SUFFIXES, dataset_from_ids
 from attnlm.data.prepare_text import dataset_from_text
 from attnlm.text.corpus import SOURCES, Source, TextFile, get_corpus
+from attnlm.text.download import is_hub_offline
 from attnlm.text.tasks import TASKS
 from attnlm.text.text_files import text_encoding
+from attnlm.tokens.tokenizer import IdsTokenizer
 
 # The options of each kind of data, beside the tokenizer.
 _OF_TASK: tuple[str, ...] = ("examples", "length", "digits")
 _SPLITTING = ("encoding", "val_fraction", "val_file")
 _OF_RECORDS = ("prompt_column", "answer_column", *_SPLITTING)
-_OF_TEXT = ("column", "split", *_SPLITTING)
+_OF_TEXT = ("column", "split", "max_bytes", *_SPLITTING)
+_OF_IDS = ("vocab_size", "dtype", "val_fraction", "val_file")
 
 
 def prepare(
@@ -93,10 +98,14 @@ def prepare(
     """
     on_event = on_event or ignore
     data_dir = Path(data_dir)
+    offline = offline or is_hub_offline()
     sources = _as_list(source)
     chosen = _checked(sources, options)
     put_back(data_dir)
-    origin = find_tokenizer(chosen.tokenizer, data_dir)
+    if chosen.vocab_size is None:
+        origin = find_tokenizer(chosen.tokenizer, data_dir)
+    else:
+        origin = TokenizerOrigin("ids", existing=IdsTokenizer(chosen.vocab_size))
     if name is not None:
         check_name(name)
     with (
@@ -160,6 +169,19 @@ def _checked(sources: Sequence[Source | None], options: Mapping[str, Any]) -> Pr
             raise UsageError(message, "name it alone")
     if _task_of(sources) is not None:
         kind, allowed = f"the task {sources[0]}", _OF_TASK
+    elif "vocab_size" in given:
+        kind, allowed = "a file of ids", _OF_IDS
+        if "tokenizer" in given:
+            raise UsageError("`tokenizer` does not apply to a file of ids", "leave it out")
+        for path in (*sources, given.get("val_file")):
+            if path is not None and Path(path).suffix.lower() not in SUFFIXES:
+                raise UsageError(f"{path} is no .npy or .bin file of ids", "leave out `vocab_size`")
+        if len(sources) > 1 or None in sources:
+            raise UsageError("`vocab_size` needs one file of ids", "name a .npy or .bin file")
+    elif any(source is not None and str(source).lower().endswith(".npy") for source in sources):
+        raise UsageError(
+            "a file of ids needs `vocab_size`", "name it: the number above the largest id"
+        )
     elif "prompt_column" in given:
         kind, allowed = "examples from records", _OF_RECORDS
     else:
@@ -208,11 +230,19 @@ def _read_source(
     if (task := _task_of(sources)) is not None:
         sizes = {"length": options.length, "digits": options.digits}
         return dataset_from_task(task, options.examples or 20_000, sizes, on_event)
+    if options.vocab_size is not None:
+        val_path = None if options.val_file is None else Path(options.val_file)
+        dtype = options.dtype or "uint16"
+        path = Path(str(sources[0]))
+        return dataset_from_ids(
+            path, val_path, options.fraction, options.vocab_size, dtype, on_event
+        )
     open_corpus = functools.partial(
         get_corpus,
         encoding=options.encoding,
         column=options.column or options.prompt_column,
         marks_ends=marks_ends,
+        max_bytes=options.max_bytes,
         offline=offline,
         spool=work,
         on_event=on_event,

@@ -22,7 +22,7 @@ from attnlm.base.files import file_hash
 from attnlm.compute.threads import map_ahead
 from attnlm.text.corpus import Corpus
 from attnlm.text.spool import is_own_spool, write_spool
-from attnlm.text.text_files import BLOCK, END, text_blocks
+from attnlm.text.text_files import BLOCK, END, check_size, text_blocks
 from attnlm.tokens.tokenizer import code_points
 
 # UTF-8 bytes. The trainer of byte pairs needs up to 100 times this memory if no word is repeated.
@@ -110,7 +110,7 @@ class Text:
 def read_text(corpus: Corpus, spool: Path, on_event: OnEvent) -> Text:
     """Read a corpus once, into the new file `spool` unless it is like its spool; count and hash it.
 
-    Raises AttnlmError as `write_spool` does, and if the text is empty.
+    Raises AttnlmError as `write_spool` does, and if the text is empty or too long.
     """
     path = None if is_own_spool(corpus) else spool
     if path is not None:
@@ -137,6 +137,7 @@ def read_text(corpus: Corpus, spool: Path, on_event: OnEvent) -> Text:
             has_occurred[new_points] = True
             characters += count
             utf8_bytes += size
+            check_size(utf8_bytes, corpus.max_bytes, spool.parent, corpus.shown)
             documents += ends
             on_event(Progress("read", characters, None, "chars"))
     if characters == 0:

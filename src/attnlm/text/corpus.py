@@ -105,6 +105,7 @@ class Corpus:
     column: str = "text"
     has_documents: bool = False
     marks_ends: bool = False
+    max_bytes: int | None = None
     floor_nats: Mapping[int, float] | None = None
 
     @property
@@ -151,6 +152,7 @@ def get_corpus(
     encoding: str = "utf-8",
     column: str | None = None,
     marks_ends: bool | None = None,
+    max_bytes: int | None = None,
     offline: bool = False,
     spool: Path,
     on_event: OnEvent = ignore,
@@ -181,13 +183,13 @@ def get_corpus(
                 path = Path(hub_datasets.parsed(source).path)
                 return _corpus(safe_name(path.name), source, path, rows=rows)
             case str() if "://" in source:
-                return _web_corpus(source, encoding, offline, spool, on_event)
+                return _web_corpus(source, encoding, offline, spool, max_bytes, on_event)
             case _:
                 return _path_corpus(os.fspath(source), encoding, suffix, on_event)
 
     corpora = list(map(corpus_of, sources))
     files = tuple(file for corpus in corpora for file in corpus.files)
-    corpus = replace(corpora[0], files=files, column=column or "text")
+    corpus = replace(corpora[0], files=files, column=column or "text", max_bytes=max_bytes)
     if len(corpora) > 1:
         corpus = replace(
             corpus,
@@ -241,7 +243,14 @@ def _built_in_corpus(source: str | None, offline: bool, spool: Path, on_event: O
     return replace(_corpus("tales", "tales", path), floor_nats=floor_nats)
 
 
-def _web_corpus(url: str, encoding: str, offline: bool, spool: Path, on_event: OnEvent) -> Corpus:
+def _web_corpus(
+    url: str,
+    encoding: str,
+    offline: bool,
+    spool: Path,
+    max_bytes: int | None,
+    on_event: OnEvent,
+) -> Corpus:
     if offline:
         raise AttnlmError(
             f"{without_password(url)} needs the network, but `offline` is set",
@@ -255,7 +264,7 @@ def _web_corpus(url: str, encoding: str, offline: bool, spool: Path, on_event: O
         ) from error
     file = Path(unquote(parts.path))
     path = Path(tempfile.mkdtemp(dir=spool)) / f"download{_format_suffixes(file)}"
-    fetch(url, path, on_event=on_event)
+    fetch(url, path, max_bytes=max_bytes, on_event=on_event)
     name = safe_name(bare_stem(file) or parts.hostname or "")
     return _corpus(name, without_password(url), path, encoding)
 

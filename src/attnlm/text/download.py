@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from attnlm.base.caches import cache_folder, writable_cache
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent, Progress, ignore
 from attnlm.base.files import explaining_os_errors, file_hash, open_replacement
+from attnlm.text.text_files import check_size
 
 if TYPE_CHECKING:
     import requests  # imported late below: it takes longer than the rest of a command's start
@@ -36,13 +39,14 @@ def fetch(
     destination: Path,
     *,
     sha256: str | None = None,
+    max_bytes: int | None = None,
     timeout: float = TIMEOUT,
     on_event: OnEvent = ignore,
 ) -> None:
     """Download `url` to the file `destination`, completely or not at all.
 
-    If given, `sha256` is the hash that the content must have. The download fails if the server is
-    silent for `timeout` seconds. Reports Progress in bytes.
+    If given, `sha256` is the hash that the content must have, and `max_bytes` its largest size. The
+    download fails if the server is silent for `timeout` seconds. Reports Progress in bytes.
     """
     import requests
 
@@ -54,11 +58,19 @@ def fetch(
                 _open_session(url) as session,
                 session.get(url, stream=True, timeout=timeout) as response,
             ):
-                _write_body(url, response, file, sha256, on_event)
+                body = _body(url, response, sha256, on_event)
+                for received, chunk in body:
+                    check_size(received, max_bytes, destination.parent, without_password(url))
+                    file.write(chunk)
         except (requests.RequestException, ValueError) as error:
             is_ssl = isinstance(error, requests.exceptions.SSLError)
             hint = _CERTIFICATES if is_ssl else HINT
             raise _download_error(url, _failure_reason(error, timeout), hint) from error
+
+
+def is_hub_offline() -> bool:
+    """Return True if the variable HF_HUB_OFFLINE forbids the network, as Hugging Face reads it."""
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
 
 
 class PinnedFile(NamedTuple):
@@ -123,14 +135,10 @@ def _open_session(url: str) -> requests.Session:
     return session
 
 
-def _write_body(
-    url: str,
-    response: requests.Response,
-    file: IO[bytes],
-    sha256: str | None,
-    on_event: OnEvent,
-) -> None:
-    """Write the body of an answer to `file`, if it is the requested file."""
+def _body(
+    url: str, response: requests.Response, sha256: str | None, on_event: OnEvent
+) -> Iterator[tuple[int, bytes]]:
+    """Yield the body of an answer in chunks, if it is the requested file, with the bytes so far."""
     if response.status_code != 200:
         raise _download_error(url, f"HTTP {response.status_code} {response.reason or ''}".rstrip())
     shown = without_password(url)
@@ -147,9 +155,9 @@ def _write_body(
     digest = hashlib.sha256()
     received = 0
     for chunk in response.iter_content(_CHUNK_BYTES):
-        file.write(chunk)
         digest.update(chunk)
         received += len(chunk)
+        yield received, chunk
         on_event(Progress(task, received, total, "B"))
     if sha256 not in (None, digest.hexdigest()):
         message = f"{shown} sent another file: its SHA-256 is not {str(sha256)[:12]}…"

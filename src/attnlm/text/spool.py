@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import codecs
-import shutil
 from pathlib import Path
 
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent, Progress
-from attnlm.base.formatting import byte_size, listed
+from attnlm.base.formatting import listed
 from attnlm.text.corpus import Corpus
-from attnlm.text.text_files import BLOCK, COMPRESSED, END, NotTextError
-
-# A text without an end, such as a pipe, must not fill the disk: bytes, and a part of the disk. Only
-# texts of more than _SMALL bytes are checked.
-_LEAST_FREE, _LEAST_PART, _SMALL = 10**9, 0.05, 2**26
+from attnlm.text.text_files import BLOCK, COMPRESSED, END, NotTextError, check_size
 
 
 def is_own_spool(corpus: Corpus) -> bool:
@@ -32,7 +27,7 @@ def write_spool(corpus: Corpus, path: Path, on_event: OnEvent) -> None:
     """Write the text of a corpus to the new file `path`, in UTF-8, with 0xFF behind each document.
 
     Files of folders that are no text, and empty files, are left out with a Note. Raises AttnlmError
-    as `Corpus.texts` does, and if the disk is almost full.
+    as `Corpus.texts` does, and if the text is too long, or the disk almost full.
     """
     not_text: list[str] = []
     empty: list[str] = []
@@ -50,8 +45,7 @@ def write_spool(corpus: Corpus, path: Path, on_event: OnEvent) -> None:
                     spool.write(text.encode(errors="surrogateescape"))
                     if spool.tell() >= told + BLOCK:
                         told = spool.tell()
-                        if told > _SMALL:
-                            _check_free(path)
+                        check_size(told, corpus.max_bytes, path.parent, corpus.shown)
                         on_event(Progress("copy", told, None, "B"))
             except NotTextError as error:
                 if not file.optional:
@@ -75,13 +69,3 @@ def write_spool(corpus: Corpus, path: Path, on_event: OnEvent) -> None:
         if names and kept:
             left_out = f"left out {len(names)} of {len(corpus.files)} files because they are"
             on_event(Note(f"{left_out} {reason}: {listed(names, 10)}"))
-
-
-def _check_free(path: Path) -> None:
-    """Raise AttnlmError if the disk of a file is almost full."""
-    disk = shutil.disk_usage(path.parent)
-    if disk.free < min(_LEAST_FREE, _LEAST_PART * disk.total):
-        raise AttnlmError(
-            f"only {byte_size(disk.free)} of the disk is free: the text is too long for it",
-            "free some space, or name a `data_dir` on another disk",
-        )

@@ -6,6 +6,7 @@ import codecs
 import contextlib
 import gzip
 import io
+import shutil
 import sys
 import zlib
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from typing import Any, BinaryIO, TypeAlias, cast
 
 from attnlm.base.errors import AttnlmError, UsageError, import_optional
 from attnlm.base.files import open_given
+from attnlm.base.formatting import byte_size
 
 RECORDS = (".jsonl", ".json", ".csv", ".parquet")
 COMPRESSED = (".gz", ".zst")
@@ -25,6 +27,24 @@ BLOCK = 2**18
 END = "\udcff"
 """The end of a document: the byte 0xFF, which UTF-8 never has, as "surrogateescape" decodes it to a
 str. No text has this character, half a surrogate pair."""
+
+
+# A text without an end, such as a pipe, must not fill the disk: bytes, and a part of the disk. Only
+# texts of more than _SMALL bytes are checked.
+_LEAST_FREE, _LEAST_PART, _SMALL = 10**9, 0.05, 2**26
+
+
+def check_size(size: int, most: int | None, folder: Path, shown: str) -> None:
+    """Raise AttnlmError if `size` bytes, written to `folder`, are too many, or its disk is full."""
+    if most is not None and size > most:
+        raise AttnlmError(f"{shown} has more than {most:,} bytes", "raise `max_bytes`")
+    if size > _SMALL:
+        disk = shutil.disk_usage(folder)
+        if disk.free < min(_LEAST_FREE, _LEAST_PART * disk.total):
+            raise AttnlmError(
+                f"only {byte_size(disk.free)} of the disk is free: {shown} is too long for it",
+                "free some space, or name a `data_dir` on another disk",
+            )
 
 
 class NotTextError(AttnlmError):

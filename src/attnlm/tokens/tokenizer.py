@@ -1,4 +1,4 @@
-"""Tokenizers, which convert text to ids and back: by characters, bytes, or byte pairs."""
+"""Tokenizers, which convert text to ids and back: by characters, bytes, byte pairs, or numbers."""
 
 from __future__ import annotations
 
@@ -197,6 +197,28 @@ class ByteTokenizer(_UnitTokenizer):
         return np.frombuffer(encode_unicode(text, "utf-8"), np.uint8)
 
 
+class IdsTokenizer(Tokenizer):
+    """A tokenizer of ids that stand for no text. They are written as numbers: "3 1 4 "."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__("ids", [f"{i} ".encode() for i in range(vocab_size)], {})
+
+    def to_json(self) -> dict[str, Any]:
+        return {**super().to_json(), "vocab_size": self.vocab_size}
+
+    def encode_piece(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
+        words = text.split()
+        for word in words:
+            if not re.fullmatch("[0-9]{1,9}", word) or int(word) >= self.vocab_size:
+                raise UnknownCharactersError(
+                    f"{word!r} is no id from 0 to {self.vocab_size - 1:,}",
+                    "write ids as numbers with blanks between them, such as 3 1 4",
+                )
+        return np.array(words, np.uint32)
+
+    encode_ordinary = encode_piece
+
+
 class BpeTokenizer(Tokenizer):
     """Byte-pair encoding (Sennrich et al., 2016) of UTF-8 bytes (Radford et al., 2019).
 
@@ -336,13 +358,13 @@ def encode_unicode(text: str, codec: str) -> bytes:
 @dataclass(frozen=True, kw_only=True)
 class _Description:
     """The content of a tokenizer's file. The field `characters` is for the name "char", the
-    fields after it are for byte pairs."""
+    fields after it are for byte pairs; ids have a `vocab_size`, too."""
 
     name: str
     end_of_text: int | None = None
     characters: str = ""
     pattern: str = ""
-    vocab_size: int = limited(default=256, at_least=256, at_most=_MAX_VOCABULARY)
+    vocab_size: int = limited(default=256, at_least=1, at_most=_MAX_VOCABULARY)
     ranks: str = ""
     special: Mapping[str, Any] = field(default_factory=dict)
     beginning: int | None = None
@@ -353,6 +375,8 @@ def load_tokenizer(path: Path) -> Tokenizer:
     """Return the tokenizer whose `to_json` was written to `path`. Raises AttnlmError."""
     stored = read_record(_Description, path, format=_FORMAT, hint=_COPY_AGAIN, sealed=True)
     try:
+        if stored.name == "ids":
+            return IdsTokenizer(stored.vocab_size)
         if stored.name not in IMPORTED:
             bpe_size(stored.name)
         has_end = stored.end_of_text is not None

@@ -1,0 +1,125 @@
+"""Ids that a user made are a data set: checked, copied, and shown as numbers."""
+
+from __future__ import annotations
+
+import io
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attnlm import AttnlmError, UsageError, open_dataset, prepare
+
+IDS = np.random.default_rng(0).integers(0, 300, 5000)
+
+
+@pytest.fixture(autouse=True)
+def _folder(here: Path) -> None:
+    np.save("ids.npy", IDS)
+    IDS.astype("<u2").tofile("ids.bin")
+    IDS.astype("<u4").tofile("wide.bin")
+
+
+@pytest.mark.parametrize(
+    ("source", "options"), [("ids.npy", {}), ("ids.bin", {}), ("wide.bin", {"dtype": "uint32"})]
+)
+def test_a_file_of_ids_is_copied_and_divided(source: str, options: dict[str, Any]) -> None:
+    made = prepare(source, vocab_size=300, val_fraction=0.2, **options)
+    dataset = open_dataset(made.name, verify=True)
+    assert np.array_equal(np.concatenate([dataset.train, dataset.val]), IDS)
+    assert (dataset.train_tokens, dataset.vocab_size, dataset.dtype) == (4000, 300, "uint16")
+    assert dataset.name == f"{Path(source).stem}-ids" and dataset.val_bytes == 0
+
+
+def test_numbers_of_any_kind_are_stored_in_the_width_that_they_need() -> None:
+    np.save("big.npy", IDS.astype(">i8")[:, None][:, 0] + 70_000)
+    dataset = prepare("big.npy", vocab_size=70_300)
+    assert dataset.dtype == "uint32"
+    assert np.array_equal(dataset.train, IDS[:4500] + 70_000)
+
+
+def test_a_second_file_is_for_validation() -> None:
+    np.save("val.npy", IDS[:100])
+    dataset = prepare("ids.npy", vocab_size=300, val_file="val.npy")
+    assert dataset.train_tokens == 5000 and np.array_equal(dataset.val, IDS[:100])
+    assert dataset.split is None
+
+
+def test_the_loss_of_bigrams_is_that_of_counted_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attnlm.data.prepare_ids._AT_ONCE", 7)  # pairs cross the blocks
+    small = IDS % 5
+    np.save("small.npy", small)
+    dataset = prepare("small.npy", vocab_size=5)
+    counts = np.ones((5, 5))
+    np.add.at(counts, (small[:4499], small[1:4500]), 1)
+    log_p = np.log(counts / counts.sum(1, keepdims=True))
+    assert dataset.bigram_loss == pytest.approx(-log_p[small[4500:-1], small[4501:]].mean())
+    assert np.array_equal(dataset.train, small[:4500])
+
+
+def test_ids_are_written_as_numbers() -> None:
+    tokenizer = open_dataset(prepare("ids.npy", vocab_size=300).path).tokenizer
+    assert tokenizer.decode([3, 1, 299]) == "3 1 299 "
+    assert tokenizer.encode(" 3 1\n299") == [3, 1, 299] and tokenizer.encode("") == []
+    for text in ("300", "-1", "1.5", "x", "9" * 40, "٣"):
+        with pytest.raises(AttnlmError, match="is no id from 0 to 299"):
+            tokenizer.encode(text)
+
+
+def _npy(array: Any, **options: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array, **options)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "a.npy",
+            _npy(np.array([1, 2, 300, 4])),
+            "id 300 at place 2 of a.npy is not from 0",
+        ),
+        ("a.npy", _npy(np.array([1, -2, 3])), "id -2 at place 1"),
+        ("a.npy", _npy(np.ones((2, 3), int)), "array of int64 with 2 dimensions"),
+        ("a.npy", _npy(np.ones(9)), "array of float64"),
+        ("a.npy", _npy(np.array([print], object), allow_pickle=True), "holds no ids"),
+        ("a.npy", b"not numpy", "holds no ids"),
+        ("a.npy", _npy(IDS)[:-3], "holds no ids"),
+        ("a.npy", b"", "holds no ids"),
+        ("a.bin", b"", "holds no ids"),
+        ("a.bin", b"123", "holds no ids"),
+        ("a.bin", b"1\0", "training split of a.bin has fewer than two ids"),
+    ],
+)
+def test_what_is_no_list_of_ids_is_refused_by_name(name: str, content: bytes, message: str) -> None:
+    Path(name).write_bytes(content)
+    with pytest.raises(AttnlmError, match=message):
+        prepare(name, vocab_size=300)
+    assert not any(Path("data").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        ("ids.npy", {}, "needs `vocab_size`"),
+        ("cats.txt", {"vocab_size": 300}, "is no .npy or .bin file"),
+        ("ids.npy", {"vocab_size": 300, "tokenizer": "byte"}, "`tokenizer` does not apply"),
+        ("ids.npy", {"vocab_size": 300, "encoding": "latin-1"}, "`encoding` does not apply"),
+        (["ids.npy", "ids.bin"], {"vocab_size": 300}, "needs one file"),
+        ("ids.txt", {"dtype": "uint32"}, "`dtype` does not apply to a text"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(
+    source: Any, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        prepare(source, **options)
+
+
+def test_a_loss_of_bigrams_needs_pairs() -> None:
+    np.save("constant.npy", np.zeros(50, int))
+    loss = prepare("constant.npy", vocab_size=1).bigram_loss
+    assert loss is not None and math.isclose(loss, 0, abs_tol=1e-9)
