@@ -18,6 +18,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import attnlm
@@ -76,6 +77,7 @@ def folder(tmp_path: Path) -> Path:
     for name in names.split():
         (tmp_path / name).write_text(text)
     records = "".join(json.dumps({"story": line}) + "\n" for line in text.splitlines())
+    np.save(tmp_path / "events.npy", np.arange(3000) % 500)
     (tmp_path / "stories" / "a.jsonl.gz").write_bytes(gzip.compress(records.encode()))
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     return tmp_path

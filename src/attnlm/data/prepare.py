@@ -42,9 +42,9 @@ from attnlm.text.tasks import TASKS
 from attnlm.text.text_files import text_encoding
 from attnlm.tokens.tokenizer import IdsTokenizer
 
-# The options of each kind of data, beside the tokenizer.
-_OF_TASK: tuple[str, ...] = ("examples", "length", "digits")
-_SPLITTING = ("encoding", "val_fraction", "val_file")
+# The options of each kind of data.
+_OF_TASK: tuple[str, ...] = ("tokenizer", "examples", "length", "digits")
+_SPLITTING = ("tokenizer", "encoding", "val_fraction", "val_file")
 _OF_RECORDS = ("prompt_column", "answer_column", *_SPLITTING)
 _OF_TEXT = ("column", "split", "max_bytes", *_SPLITTING)
 _OF_IDS = ("vocab_size", "dtype", "val_fraction", "val_file")
@@ -171,8 +171,6 @@ def _checked(sources: Sequence[Source | None], options: Mapping[str, Any]) -> Pr
         kind, allowed = f"the task {sources[0]}", _OF_TASK
     elif "vocab_size" in given:
         kind, allowed = "a file of ids", _OF_IDS
-        if "tokenizer" in given:
-            raise UsageError("`tokenizer` does not apply to a file of ids", "leave it out")
         for path in (*sources, given.get("val_file")):
             if path is not None and Path(path).suffix.lower() not in SUFFIXES:
                 raise UsageError(f"{path} is no .npy or .bin file of ids", "leave out `vocab_size`")
@@ -187,11 +185,9 @@ def _checked(sources: Sequence[Source | None], options: Mapping[str, Any]) -> Pr
     else:
         kind, allowed = "a text", _OF_TEXT
     text_encoding(given.get("encoding", "utf-8"))
-    for name in given:
-        if (
-            name not in ("tokenizer", *allowed)
-            and given[name] != fields_of(PrepareOptions)[name].default
-        ):
+    fields = fields_of(PrepareOptions)
+    for name, value in given.items():
+        if name not in allowed and value != fields[name].default:
             raise UsageError(f"`{name}` does not apply to {kind}", f"leave `{name}` out")
     for name in ("val_fraction", "split"):
         if name in given and "val_file" in given:
