@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import attnlm
 from attnlm import AttnlmError, UsageError, open_dataset, prepare
+from tests.kit import command, quick_run
 
 IDS = np.random.default_rng(0).integers(0, 300, 5000)
 
@@ -61,7 +63,7 @@ def test_the_loss_of_bigrams_is_that_of_counted_pairs(monkeypatch: pytest.Monkey
 
 def test_ids_are_written_as_numbers() -> None:
     tokenizer = open_dataset(prepare("ids.npy", vocab_size=300).path).tokenizer
-    assert tokenizer.decode([3, 1, 299]) == "3 1 299 "
+    assert tokenizer.decode([3, 1, 299]) == " 3 1 299"
     assert tokenizer.encode(" 3 1\n299") == [3, 1, 299] and tokenizer.encode("") == []
     for text in ("300", "-1", "1.5", "x", "9" * 40, "٣"):
         with pytest.raises(AttnlmError, match="is no id from 0 to 299"):
@@ -123,3 +125,19 @@ def test_a_loss_of_bigrams_needs_pairs() -> None:
     np.save("constant.npy", np.zeros(50, int))
     loss = prepare("constant.npy", vocab_size=1).bigram_loss
     assert loss is not None and math.isclose(loss, 0, abs_tol=1e-9)
+
+
+def test_a_run_on_ids_is_a_run_without_bits_per_byte(tmp_path: Path) -> None:
+    dataset = prepare("ids.npy", vocab_size=300)
+    run = quick_run(dataset, checkpoint_dir=tmp_path, name="run")
+    result = attnlm.evaluate(run)
+    assert result.bits_per_byte is None and result.loss > 0
+    (entry,) = attnlm.list_runs(tmp_path)
+    assert entry.bits_per_byte is None and entry.val_loss is not None
+    text = "".join(attnlm.sample(run, tokens=5, seed=1, prompt="3 1"))
+    assert text.startswith("3 1 ") and all(0 <= int(word) < 300 for word in text.split())
+    assert attnlm.train(resume=run.path, steps=6).evaluations()[-1].bits_per_byte is None
+    for code, arguments in ((0, ["eval"]), (0, ["report", "-o", "page.html"]), (2, ["export"])):
+        done = command(*arguments[:1], "run", *arguments[1:], "--checkpoint-dir", tmp_path,
+                       *(["x", "--to", "hf"] if code else []), cwd=Path(), code=code)  # fmt: skip
+        assert ("has no tokenizer" in done.stderr) == (code == 2)

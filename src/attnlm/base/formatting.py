@@ -61,6 +61,12 @@ _ESCAPES = {
 _ESCAPES |= {ord(c): c for c in "\t\n"} | {ord("\r"): ""}  # keep Windows line ends as line ends
 
 
+def nats_and_bits(loss: float, bits: float | None, digits: int = 3) -> str:
+    """Return a loss in words. `bits`, per byte, are None for ids that are no text."""
+    in_bits = "" if bits is None else f", {bits:.{digits}f} bits per byte"
+    return f"{loss:.4f} nats per token{in_bits}"
+
+
 def listed(names: Sequence[str], most: int = 5) -> str:
     """Return `a, b, c and 4 more`: the first `most` names, and how many are left out."""
     more = f" and {len(names) - most} more" if len(names) > most else ""

@@ -61,7 +61,9 @@ def prepare(
         console.say_facts(
             {
                 "data": f"{dataset.name}, from {dataset.source}",
-                "text": f"{dataset.characters:,} characters{documents}",
+                "text": f"{dataset.characters:,} characters{documents}"
+                if dataset.val_bytes
+                else "",
                 "examples": _examples_summary(dataset),
                 "tokens": f"{dataset.train_tokens + dataset.val_tokens:,}, vocabulary of "
                 f"{dataset.vocab_size:,} ({dataset.tokenizer.name})",

@@ -12,7 +12,7 @@ import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.files import decode_utf8
 from attnlm.base.folders import command_for
-from attnlm.base.formatting import duration
+from attnlm.base.formatting import duration, nats_and_bits
 from attnlm.cli import console, options
 from attnlm.cli.event_printer import Display, baselines
 from attnlm.cli.options import decode_argument, option, shared, switch, with_options
@@ -314,7 +314,7 @@ def eval_(
             longer_accuracy = _right(answers) / len(answers)
     perplexity = evaluation.perplexity
     shown = f"{perplexity:,.3f}" if perplexity < 1e6 else "above a million"
-    summary = f"{evaluation.loss:.4f} nats per token, {evaluation.bits_per_byte:.4f} bits per byte"
+    summary = nats_and_bits(evaluation.loss, evaluation.bits_per_byte, digits=4)
     summary = f"{summary}, perplexity {shown}"
     if evaluation.accuracy is not None:
         summary = f"{evaluation.accuracy:.1%} of answers right; {summary}"

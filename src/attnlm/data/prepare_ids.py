@@ -76,7 +76,7 @@ def _read(path: Path, dtype: str, vocab_size: int) -> NDArray[Any]:
         size = file.seek(0, 2)
     try:
         if path.suffix.lower() == ".npy":
-            ids = np.load(path, mmap_mode="r", allow_pickle=False)
+            ids: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
         else:
             ids = np.memmap(path, np.dtype(dtype).newbyteorder("<"), "r")
     except (ValueError, EOFError) as error:

@@ -183,6 +183,11 @@ def choose_class(run: Run) -> str:
     Raises UsageError if there is none.
     """
     a = require_architecture(run.config.spec, Use.EXPORT)
+    if run.tokenizer.name == "ids":
+        raise UsageError(
+            f"{run.name} was trained on ids, for which transformers has no tokenizer",
+            "read its weights with safetensors, or export to html",
+        )
     # `transformers` reads any tokenizer of a Qwen2 model as Qwen2's.
     others = ("mistral",) if run.tokenizer.name == "qwen2" else ("mistral", "qwen2")
     lost = {kind: lost_parts(a, kind) for kind in _CLASSES if kind not in others}

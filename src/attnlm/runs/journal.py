@@ -88,7 +88,8 @@ class EvaluationRecord:
     """the number of validation tokens that `val_loss` was measured on"""
     accuracy: float | None = limited(default=None, at_least=0, at_most=1)
     """the share of validation examples with right answers, at most 500 of them; None for a text"""
-    bits_per_byte: float
+    bits_per_byte: float | None
+    """None for ids that are no text"""
     learning_rate: float
     tokens_per_second: int
 

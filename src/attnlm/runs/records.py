@@ -98,7 +98,7 @@ class Measured:
 
     step: int = limited(at_least=0)
     val_loss: float
-    bits_per_byte: float
+    bits_per_byte: float | None
     evaluated_tokens: int
     accuracy: float | None = limited(default=None, at_least=0, at_most=1)
 

@@ -21,6 +21,7 @@ from attnlm.base import files
 from attnlm.base.atomic_folders import locked_for_training, remove_unfinished_folders
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.folders import find_folder, how_to_make, is_folder, put_back
+from attnlm.base.formatting import nats_and_bits
 from attnlm.base.json_records import read_record, record_from_json
 from attnlm.base.own_code import OwnCode, is_code_name
 from attnlm.base.setting_fields import fields_of
@@ -534,8 +535,8 @@ def run_summary(run: Run) -> dict[str, str]:
         for label, record in losses.items():
             right = "" if record.accuracy is None else f"{record.accuracy:.1%} of answers right, "
             summary[label] = (
-                f"{right}{record.val_loss:.4f} nats per token, {record.bits_per_byte:.3f} bits per "
-                f"byte, at step {record.step:,}"
+                f"{right}{nats_and_bits(record.val_loss, record.bits_per_byte)}, "
+                f"at step {record.step:,}"
             )
     if run.leaks:
         summary["not comparable"] = run.leaks

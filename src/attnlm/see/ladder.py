@@ -233,7 +233,7 @@ class Ladder:
                 *(f"{min(rung.losses):.4f}–{max(rung.losses):.4f}" for _ in seeds),
                 *(f"{rung.result.final.accuracy or 0:.1%}" for _ in right),
                 "–" if gain is None else f"{gain.nats:+z.4f}",
-                f"{rung.result.final.bits_per_byte:.3f}",
+                "–" if (bits := rung.result.final.bits_per_byte) is None else f"{bits:.3f}",
                 f"{rung.run.parameters:,}{deviations.get(rung.model, '')}",
                 *(f"{rung.result.last.step:,}" for _ in steps),
                 f"{rung.result.last.seconds:.1f}",

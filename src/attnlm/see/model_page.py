@@ -22,7 +22,7 @@ from attnlm.runs.load_model import checked_weights
 from attnlm.runs.run import Checkpoint, Run, open_dataset_of, run_summary
 from attnlm.runs.safetensors_file import Array
 from attnlm.see.page import encode_base64, render
-from attnlm.tokens.tokenizer import BpeTokenizer, CharTokenizer, Tokenizer
+from attnlm.tokens.tokenizer import BpeTokenizer, CharTokenizer, IdsTokenizer, Tokenizer
 
 _LARGEST_IN_F32 = 2_000_000
 """The largest number of parameters of a model that uses float32 by default; others use float16."""
@@ -216,6 +216,8 @@ def _tokenizer_data(tokenizer: Tokenizer) -> dict[str, Any]:
             "special": tokenizer.special,
             "nfc": tokenizer.nfc,
         }
+    if isinstance(tokenizer, IdsTokenizer):
+        return {"kind": "ids", "size": tokenizer.vocab_size}
     return {"kind": "bytes", "end": end}
 
 

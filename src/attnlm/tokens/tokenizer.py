@@ -198,10 +198,10 @@ class ByteTokenizer(_UnitTokenizer):
 
 
 class IdsTokenizer(Tokenizer):
-    """A tokenizer of ids that stand for no text. They are written as numbers: "3 1 4 "."""
+    """A tokenizer of ids that stand for no text. They are written as numbers: " 3 1 4"."""
 
     def __init__(self, vocab_size: int) -> None:
-        super().__init__("ids", [f"{i} ".encode() for i in range(vocab_size)], {})
+        super().__init__("ids", [f" {i}".encode() for i in range(vocab_size)], {})
 
     def to_json(self) -> dict[str, Any]:
         return {**super().to_json(), "vocab_size": self.vocab_size}

@@ -39,7 +39,7 @@ class Evaluation:
 
     loss: float
     tokens: int
-    bits_per_byte: float
+    bits_per_byte: float | None
     accuracy: float | None = None
 
     @property
@@ -99,7 +99,8 @@ def validation_loss(
     # Summed in the order of the text: the sum does not depend on how the groups were divided.
     predicted = sum(map(_count_targets, groups))
     loss = sum(numbers[:-1].tolist()) / max(1, predicted)
-    return Evaluation(loss, predicted, loss / math.log(2) / bytes_per_token)
+    bits = loss / math.log(2) / bytes_per_token if bytes_per_token else None
+    return Evaluation(loss, predicted, bits)
 
 
 _Group = tuple[NDArray[np.integer[Any]], NDArray[np.integer[Any]]]

@@ -59,9 +59,8 @@ def save_run(
     opened = open_dataset(dataset, data_dir=data_dir)
     config = _config_of_model(model, code, set, block_size)
     rebuilt = _rebuilt_model(model, config, opened.vocab_size)
-    bytes_per_token = opened.val_bytes / opened.val_tokens
     measured = validation_loss(
-        rebuilt, opened.val, choose_device("cpu"), bytes_per_token=bytes_per_token
+        rebuilt, opened.val, choose_device("cpu"), bytes_per_token=opened.bytes_per_token
     )
     last = dict(metrics[-1]) if metrics else {}
     step = int(last.get("step", 0))
@@ -143,7 +142,7 @@ def _evaluation_record(metric: Mapping[str, Any]) -> EvaluationRecord:
         seconds=float(metric.get("seconds", 0.0)),
         train_loss=metric.get("train_loss"),
         val_loss=float(metric["val_loss"]),
-        bits_per_byte=float(metric.get("bits_per_byte", 0.0)),
+        bits_per_byte=metric.get("bits_per_byte"),
         learning_rate=float(metric.get("learning_rate", 0.0)),
         tokens_per_second=int(metric.get("tokens_per_second", 0)),
     )

@@ -1,10 +1,11 @@
-/* The tokenizers of attnlm: characters, bytes and byte pairs. */
+/* The tokenizers of attnlm: characters, bytes, byte pairs and numbers. */
 
 /* Thrown for characters that the vocabulary lacks, and for texts that a model can't be trained on. */
 export class TextError extends Error {}
 
 export function newTokenizer(data) {
-  return new {char: CharTokenizer, bytes: ByteTokenizer, pairs: PairTokenizer}[data.kind](data);
+  const kinds = {char: CharTokenizer, bytes: ByteTokenizer, pairs: PairTokenizer, ids: IdTokenizer};
+  return new kinds[data.kind](data);
 }
 
 /* Encode a text, in which `end`, the special text at the end of records, has the id `id`. */
@@ -40,6 +41,20 @@ class ByteTokenizer {
   decode(ids) {
     return textOf(Uint8Array.from(Array.from(ids).flatMap((id) => id < 256 ? id : bytesOfText(this.end))));
   }
+}
+
+/* Ids that stand for no text, written as numbers: “ 3 1 4”. */
+class IdTokenizer {
+  constructor({size}) { this.size = size; }
+
+  encode(text) {
+    const words = text.match(/\S+/g) ?? [];
+    const wrong = words.find((word) => !/^[0-9]{1,9}$/.test(word) || Number(word) >= this.size);
+    if (wrong !== undefined) throw new TextError(`“${wrong}” is no id from 0 to ${this.size - 1}.`);
+    return words.map(Number);
+  }
+
+  decode(ids) { return Array.from(ids, (id) => ` ${id}`).join(""); }
 }
 
 function bytesOfText(text) { return Array.from(new TextEncoder().encode(text)); }
