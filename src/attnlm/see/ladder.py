@@ -197,7 +197,7 @@ class Ladder:
     def pairs(self) -> list[Pair]:
         """The comparison of each rung with each earlier one over the same seeds."""
         return compare_pairs(
-            {r.model: [result.final.val_loss for result in r.results] for r in self.rungs}
+            {r.model: dict(enumerate(x.final.val_loss for x in r.results)) for r in self.rungs}
         )
 
     def verdicts(self) -> tuple[list[str], list[list[str]]]:
