@@ -17,12 +17,13 @@ import attnlm
 from attnlm.base.errors import AttnlmError
 from attnlm.compute.device import Device
 from attnlm.config.new_run import resolve_new
-from attnlm.training.recorded import check_recorded
+from attnlm.training.recorded import _is_same, check_recorded
 from attnlm.training.state import initial_state
 
 CPU = Device("cpu", "float32", "")
 
 SOURCE = """import random
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -96,6 +97,9 @@ def test_a_buffer_of_any_type_is_recorded(dtype: str, tmp_path: Path) -> None:
         ("self.register_buffer('mask', None, persistent=False)",
          "if self.mask is None: self.mask = torch.ones(6, 6).tril()\n"
          "y = self.mask[:x.size(1), :x.size(1)] @ y"),
+        ("self.g = nn.Parameter(torch.ones(1))",
+         "with torch.no_grad(): self.g.clamp_(0.5, 2)\ny = y * self.g"),
+        ("self.map = nn.utils.parametrizations.weight_norm(self.map)", ""),
         ("self.maps = []", "self.maps.append(y); self.last = y"),
         ("", "y = y + 0.1 * self.training * random.random() * np.random.rand()"),
         ("", "y = nn.functional.dropout(y, 0.5, self.training)"),
@@ -135,6 +139,16 @@ def test_state_that_is_recorded_whole_is_trained(init: str, body: str, tmp_path:
         (f"{BUFFER}, torch.eye(2).to_sparse())", "", "a checkpoint cannot hold"),
         ("self.r = len(Path(__file__).with_name('r').read_text())", "y = y + self.r",
          "cannot be opened by another process: FileNotFoundError"),
+        ("self.r = len(sys.argv)", "y = y + self.r", "the attribute .*r is not recorded"),
+        ("self.r = sys.argv.index('--my-option')", "y = y + self.r", "ValueError: '--my-option'"),
+        ("'--my-option' in sys.argv or sys.exit(2)", "", "another process: SystemExit: 2"),
+        ("self.g = nn.Parameter(torch.ones(1))",
+         "self.g.data = self.g.data.clamp(0.5, 2)\ny = y * self.g", "module.g is replaced"),
+        ("self.g = nn.Parameter(torch.ones(1))",
+         "if self.training: self.g = nn.Parameter(self.g.data)\ny = y * self.g",
+         "module.g is replaced"),
+        ("self.g = nn.Parameter(torch.ones(1))",
+         "y = y * self.g; self.g.data = self.g.data.clone()", "module.g is replaced"),
         ("", "import neighbour_of_mine\ny = y + neighbour_of_mine.X", "ModuleNotFoundError"),
     ],
 )  # fmt: skip
@@ -144,6 +158,7 @@ def test_state_that_is_not_recorded_is_refused_before_step_1(
     (tmp_path / "r").write_text("0.5")
     (tmp_path / "neighbour_of_mine.py").write_text("X = 1")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setattr(sys, "argv", ["script.py", "--my-option"])
     with pytest.raises(AttnlmError) as refused:
         check(tmp_path, init, body)
     assert re.search(says, str(refused.value)), refused.value
@@ -214,3 +229,20 @@ def test_check_says_what_is_not_recorded(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(source.replace("BODY", "y = y + self.seen.sum()"))
     findings = {f.name: f for f in attnlm.check(f"{tmp_path}/mine.py:Part", embed_dim=8)}
     assert ATTRIBUTE in findings["recorded"].text and findings["recorded"].is_fatal
+
+
+def test_the_cell_of_an_import_does_not_change_what_a_function_does() -> None:
+    text = "def f(x):\n    for i in x:\n        print(i, end='' if x else math.sqrt(i))"
+    texts = [
+        f"import math\n{text}",
+        text,
+        text.replace("sqrt", "cos"),
+        text.replace("if x", "if i"),
+    ]
+    functions = []
+    for source in texts:
+        scope: dict[str, Any] = {}
+        exec(compile(source, "<cell>", "exec"), scope)
+        functions.append(scope["f"])
+    assert functions[0].__code__.co_code != functions[1].__code__.co_code
+    assert [_is_same(functions[0], f) for f in functions] == [True, True, False, False]

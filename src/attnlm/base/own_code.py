@@ -261,13 +261,14 @@ def _home(module: object) -> str | None:
 def opened_again(codes: Iterable[OwnCode]) -> Iterator[None]:
     """Run own code anew in this context, as another process does that opens a run.
 
-    Nothing next to the files of `codes` can be imported. Random numbers differ from those before.
-    At the end, all is as it was.
+    Nothing next to the files of `codes` can be imported. Random numbers and the command's arguments
+    differ from those before. At the end, all is as it was.
     """
     import numpy as np
     import torch
 
     before = dict(_MODULES)
+    arguments = sys.argv
     folders = [code.path.parent for code in codes]
     states = random.getstate(), np.random.get_state()
     with _without_neighbours(folders), torch.random.fork_rng(devices=[]):
@@ -275,9 +276,11 @@ def opened_again(codes: Iterable[OwnCode]) -> Iterator[None]:
         torch.default_generator.manual_seed(_OTHER_SEED)
         random.seed(_OTHER_SEED)
         np.random.seed(_OTHER_SEED)
+        sys.argv = ["attnlm", "sample", "run"]
         try:
             yield
         finally:
+            sys.argv = arguments
             _MODULES.clear()
             _MODULES.update(before)
             sys.modules.update({module.__name__: module for module in before.values()})
@@ -371,9 +374,10 @@ def passed_code(thing: Callable[..., Any]) -> OwnCode:
             code.load()
     except AttnlmError:
         raise
-    except Exception as error:  # noqa: BLE001 - own code may raise anything
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - own code may raise anything
+        reason = repr(error) if isinstance(error, SystemExit) else error
         raise UsageError(
-            f"the source of {name} cannot be kept by itself: {error}",
+            f"the source of {name} cannot be kept by itself: {reason}",
             "write it to a file, and pass FILE.py:NAME",
         ) from None
     code.passed = thing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import json
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -55,11 +56,14 @@ def check_recorded(config: Config, model: LanguageModel, device: Device) -> None
     ):
         draw_zeros(model)
         drop_by(model, ())
+        parameters = model.named_parameters()
+        trained = {name: (p, p.data_ptr()) for name, p in parameters if p.requires_grad}
         for _ in range(2):
             weights = dict(model.named_parameters()) | stored_buffers(model)
             with files.explaining_os_errors(Path(folder)):
                 save_checkpoint(Path(folder) / "opened.safetensors", weights, {})
             ours = list(_numbers(model, config, device))
+            _check_kept(trained, model)
             with opened_again(config.codes):
                 opened, theirs = _open(config, model, device, Path(folder))
             is_same = _is_same if device.name == "cpu" else are_close
@@ -87,7 +91,7 @@ def _open(
         return opened, list(_numbers(opened, recorded, device))
     except AttnlmError:
         raise
-    except Exception as error:  # noqa: BLE001 - own code may raise anything
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - own code may raise anything
         raise NotRecordedError(
             f"{config.spec.name} cannot be opened by another process: "
             f"{type(error).__name__}: {error}",
@@ -121,6 +125,17 @@ def _numbers(model: LanguageModel, config: Config, device: Device) -> Iterator[T
         with torch.set_grad_enabled(is_training), device.autocast(), on_device_of(inputs_BT):
             yield model(inputs_BT).detach()
             yield loss_of(model, inputs_BT, targets_BT).detach()
+
+
+def _check_kept(trained: Mapping[str, tuple[nn.Parameter, int]], model: LanguageModel) -> None:
+    """Raise NotRecordedError unless parameters are those, and in the memory, that are updated."""
+    parameters = dict(model.named_parameters())
+    for name, (parameter, place) in trained.items():
+        if parameters.get(name) is not parameter or parameter.data_ptr() != place:
+            raise NotRecordedError(
+                f"the parameter {name} is replaced while the model computes, and would not train",
+                "change it in place, as in: with torch.no_grad(): self.weight.clamp_(-1, 1)",
+            )
 
 
 def _check_forms(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
@@ -196,7 +211,14 @@ def _is_same(ours: object, theirs: object) -> bool:
     return not isinstance(ours, Tensor | np.ndarray | FunctionType | dict | list | tuple)
 
 
-def _instructions(function: FunctionType) -> tuple[bytes, str]:
-    code = function.__code__
-    constants = [constant for constant in code.co_consts if not isinstance(constant, CodeType)]
-    return code.co_code, repr((code.co_names, constants))
+def _instructions(function: FunctionType) -> list[tuple[str, str]]:
+    """Return what a function does. Jumps have no length here, and calls no preparation.
+
+    Both depend on where the modules that it uses were imported: in a notebook, in another cell.
+    """
+    jumps = {*dis.hasjrel, *dis.hasjabs}
+    return [
+        (i.opname.replace("METHOD", "ATTR"), "" if i.opcode in jumps else repr(i.argval))
+        for i in dis.get_instructions(function)
+        if i.opname != "PUSH_NULL" and not isinstance(i.argval, CodeType)
+    ]
