@@ -248,3 +248,54 @@ def test_a_trial_of_a_model_finds_what_threads_may_not_share_and_changes_nothing
     states = [model.state_dict() for model in models]
     assert states[0].keys() == states[1].keys()
     assert all(value.equal(states[1][key]) for key, value in states[0].items())
+
+
+MIXES = {
+    "nothing": ("pass", True),
+    "mean": ("x = x - x.mean(0, keepdim=True)", False),
+    "mean in training": ("x = x - self.training * x.mean(0, keepdim=True)", False),
+    "mean and dropout": ("x = torch.dropout(x - x.mean(0), 0.1, self.training)", False),
+    "softmax over the batch": ("x = x.softmax(0)", False),
+    "the other text": ("x = x + 0.01 * x.flip(0)", False),
+    "dropout": ("x = torch.dropout(x, 0.1, self.training)", True),
+    "noise": ("x = x + torch.randn_like(x)", True),
+    "a count": ("self.kept += 1; x = x + self.kept.sum()", True),
+    "running mean": ("self.kept = self.kept + x.mean(); x = x - self.kept[0]", False),
+    "not finite": ("x = x / 0", True),
+}
+
+
+def _mixing(name: str, folder: Path, **settings: Any) -> Config:
+    (folder / "part.py").write_text(PART.replace("BODY", MIXES[name][0]))
+    given = {**own_code.SMALL, "model": "transformer", "mlp": f"{folder}/part.py:Part"}
+    given |= {"embed_dim": 8, "heads": 2, "layers": 1, "dropout": 0.0, **settings}
+    config = resolve_new(given, None).config
+    return config.with_training(compile="off", matmul="blas", attention_kernel="torch")
+
+
+@pytest.mark.parametrize("name", MIXES)
+def test_a_trial_of_a_model_finds_texts_that_change_each_other(
+    name: str, dataset: Dataset, tmp_path: Path
+) -> None:
+    assert _tried(_mixing(name, tmp_path), dataset).is_separate == MIXES[name][1]
+
+
+def test_a_model_that_mixes_texts_has_one_result_for_each_seed(
+    dataset: Dataset, tmp_path: Path
+) -> None:
+    results, notes = [], []
+    for division in ({}, {"threads": 2}, {"micro_batch_size": 1}):
+        run = attnlm.train(
+            dataset,
+            model="single-head",
+            attention=_mixing("mean", tmp_path).codes[0],
+            **{**own_code.SMALL, "seed": 1, "threads": 1, **division},
+            checkpoint_dir=tmp_path / "checkpoints",
+            on_event=lambda event: notes.append(event.text) if isinstance(event, Note) else None,
+        )
+        results.append([(e.train_loss, e.val_loss) for e in run.evaluations()])
+    assert results[0] == results[1] == results[2]
+    said = [note for note in notes if "change each other" in note]
+    assert len(said) == 2 and "each batch is computed whole, in one thread" in said[0]
+    with pytest.raises(UsageError, match=r"change each other .* `processes` 2 divide it"):
+        autotune(_mixing("mean", tmp_path, processes=2), choose_device("cpu"), dataset)

@@ -16,7 +16,6 @@ from attnlm.runs.run import Run
 from attnlm.training.budget_clock import BudgetClock
 from attnlm.training.events import Finished, Started
 from attnlm.training.memory import estimate_memory
-from attnlm.training.own_code_trial import NO_MEAN
 from attnlm.training.random_state import keeping_random_state
 from attnlm.training.recorded import check_recorded
 from attnlm.training.reporter import Reporter, Stopwatch
@@ -68,9 +67,9 @@ def fit(
 
             memory = estimate_memory(run.config, run.vocab_size, state.device.name)
             reporter.tell(Started(run, state.device, state.step, memory.total))
-            if stepper.is_kept_whole:
+            if stepper.kept_whole_because:
                 words = "each batch is computed whole, in one thread"
-                reporter.tell(Note(f"{NO_MEAN.format(training.loss)}: {words}"))
+                reporter.tell(Note(f"{stepper.kept_whole_because}: {words}"))
             watch.restart()
             state.model.train()
             with writer.saving_when_stopped():

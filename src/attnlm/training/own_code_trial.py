@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import random
 from collections.abc import Callable
@@ -15,13 +16,14 @@ from torch import Tensor, nn
 from attnlm.base.own_code import OwnCode
 from attnlm.compute.device import Device
 from attnlm.config.settings import Config
+from attnlm.model.inspection import are_close, draw_zeros, restoring
 from attnlm.model.language_model import LanguageModel, on_device_of, require_shape
 from attnlm.model.layers import drop_by
+from attnlm.model.own_specs import OwnModel, OwnParts
 from attnlm.training.random_state import keeping_random_state, seed_generators
 
 TRIED_WINDOWS = slice(4)
 """The windows of the whole batch with which own code is tried: the same ones in all processes."""
-NO_MEAN = "the loss {} of a batch is not the mean of its parts"
 _MOST_LOGITS = 2**22  # of a trial
 _ROUNDING = 1e-5
 """The relative difference of two results in float32 that rounding may explain."""
@@ -35,6 +37,15 @@ class Trial(NamedTuple):
     generator, and change different buffers"""
     is_mean: bool = True
     """False if the user's loss of a batch is not the mean of the losses of its parts"""
+    is_separate: bool = True
+    """False if the logits of a text depend on the other texts of its batch"""
+
+    def why_whole(self, config: Config) -> str:
+        """Return why a batch must be computed whole; "" if it may be divided."""
+        if not self.is_separate:
+            return f"the texts of a batch change each other in {config.spec.name}"
+        loss = config.training.loss
+        return "" if self.is_mean else f"the loss {loss} of a batch is not the mean of its parts"
 
 
 def try_own_code(
@@ -45,12 +56,54 @@ def try_own_code(
     targets: NDArray[np.int64],
 ) -> Trial:
     """Try own code with some windows, (windows, T) each. The model and all generators stay."""
-    trial = try_loss(config, model.vocab_size, device, inputs, targets)
+    trial = try_division(config, model, device, inputs, targets)
     if device.name == "cpu":  # other devices have no replicas
         with keeping_random_state(device, config):
             may_replicate = _may_replicate(config, model, inputs[:1])
         trial = trial._replace(may_replicate=may_replicate and trial.may_replicate)
     return trial
+
+
+def try_division(
+    config: Config,
+    model: LanguageModel,
+    device: Device,
+    inputs: NDArray[np.int64],
+    targets: NDArray[np.int64],
+) -> Trial:
+    """Do as `try_own_code`, but leave out whether threads may have replicas of the model."""
+    trial = _try_loss(config, model.vocab_size, device, inputs, targets)
+    return trial._replace(is_separate=not mixes_texts(config, model, device, inputs))
+
+
+def mixes_texts(
+    config: Config, model: LanguageModel, device: Device, inputs: NDArray[np.int64]
+) -> bool:
+    """Return True if the logits of a text depend on the other texts of its batch.
+
+    Training is tried and, if the model draws random numbers there, evaluation.
+    """
+    if not isinstance(config.spec, OwnParts | OwnModel) or len(inputs) < 2:
+        return False
+    ids_BT = torch.from_numpy(inputs[:2]).to(device.torch)
+    is_training = True
+
+    def logits(texts: int = 2) -> Tensor:
+        """Return the logits of the first text among `texts`."""
+        with restoring(model), torch.no_grad(), on_device_of(ids_BT):
+            draw_zeros(model)
+            drop_by(model, ())
+            return model.train(is_training)(ids_BT[:texts])[0].clone()  # type: ignore[no-any-return]
+
+    with keeping_random_state(device, config), contextlib.suppress(Exception):
+        together, is_drawn, _ = _call_twice(logits, config)
+        if is_drawn:
+            is_training = False
+            together, is_drawn, _ = _call_twice(logits, config)
+        seed_generators(0, config)
+        is_known = not is_drawn and bool(together.isfinite().all())
+        return is_known and not are_close(logits(1), together)
+    return False  # the first step raises the error again
 
 
 def _may_replicate(config: Config, model: LanguageModel, inputs: NDArray[np.int64]) -> bool:
@@ -77,7 +130,7 @@ def _may_replicate(config: Config, model: LanguageModel, inputs: NDArray[np.int6
     return is_kept and not is_drawn and not has_moved
 
 
-def try_loss(
+def _try_loss(
     config: Config,
     vocab_size: int,
     device: Device,

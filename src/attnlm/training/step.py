@@ -25,7 +25,7 @@ from attnlm.data.examples import limit_per_window
 from attnlm.training.batch_split import split_batch
 from attnlm.training.budget_clock import BudgetClock, expected_steps
 from attnlm.training.forms import choose_form
-from attnlm.training.own_code_trial import NO_MEAN, TRIED_WINDOWS, Trial, try_own_code
+from attnlm.training.own_code_trial import TRIED_WINDOWS, Trial, try_own_code
 from attnlm.training.random_state import StepDraws
 from attnlm.training.state import TrainingState
 
@@ -113,11 +113,11 @@ class Stepper:
         if config.codes:
             first = new_batches(config, dataset, TRIED_WINDOWS)(0)
             trial = try_own_code(config, state.model, state.device, *first)
-        self._most_replicas = threads if trial.may_replicate and trial.is_mean else 1
-        self._needs_whole_batch = not trial.is_mean
+        self._why_whole = trial.why_whole(config)
+        self._most_replicas = threads if trial.may_replicate and not self._why_whole else 1
         is_divided = split_batch(training, threads).windows < training.batch_size
-        self.is_kept_whole = is_divided and not trial.is_mean
-        """True if the batch would be divided, but is not, since the loss is no mean of its parts"""
+        self.kept_whole_because = self._why_whole if is_divided else ""
+        """why own code needs the batch whole, if it would be divided otherwise"""
         self._divide_batch()
         self._ignores_targets = dataset.train_examples is not None
         self._loss_sum = torch.full((), state.loss_sum, device=state.device.torch)
@@ -126,7 +126,7 @@ class Stepper:
     def _divide_batch(self) -> None:
         """Divide the batch among micro-batches and replicas, and make the replicas."""
         training = self.training
-        if self._needs_whole_batch:
+        if self._why_whole:
             training = dataclasses.replace(training, micro_batch_size=None)
         self._split = split_batch(training, self._most_replicas)
         self._threads = self._all_threads // self._split.replicas
@@ -216,10 +216,9 @@ class Stepper:
     def _halve_micro_batch(self) -> None:
         """Compute half as many windows at once. Raises AttnlmError if there is only one."""
         windows = self._split.windows * self._split.replicas
-        if self._needs_whole_batch and windows > 1:
+        if self._why_whole and windows > 1:
             raise AttnlmError(
-                "the batch does not fit into the memory of the GPU, and "
-                + NO_MEAN.format(self.training.loss),
+                f"the batch does not fit into the memory of the GPU, and {self._why_whole}",
                 f"lower `batch_size` {windows}",
             )
         if windows == 1:

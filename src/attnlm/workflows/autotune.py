@@ -30,7 +30,7 @@ from attnlm.training.cuda_graph import FIRST_CALLS
 from attnlm.training.eval_budget import step_cost
 from attnlm.training.forms import has_native_form, is_native_faster
 from attnlm.training.memory import affordable_micro_batch, check_memory
-from attnlm.training.own_code_trial import NO_MEAN, TRIED_WINDOWS, try_loss
+from attnlm.training.own_code_trial import TRIED_WINDOWS, try_division
 from attnlm.training.random_state import keeping_random_state
 from attnlm.training.state import initial_state
 from attnlm.training.step import Stepper, new_batches
@@ -76,20 +76,23 @@ def autotune(
     check_fits(config, dataset, device)
     threads = config.training.threads or _choose_threads(config, device, dataset)
     config = config.with_training(threads=threads)
-    if config.training.loss is not None:
-        _check_own_loss(config, dataset, device)
+    if config.codes:
+        _check_own_code(config, dataset, device)
     return config
 
 
-def _check_own_loss(config: Config, dataset: Dataset, device: Device) -> None:
-    """Raise AttnlmError if the loss needs whole batches, and processes or the memory forbid it."""
-    training = config.training
+def _check_own_code(config: Config, dataset: Dataset, device: Device) -> None:
+    """Raise AttnlmError if own code needs whole batches, and processes or memory forbid it."""
+    processes = config.training.processes
     first = new_batches(config, dataset, TRIED_WINDOWS)(0)
-    if try_loss(config, dataset.vocab_size, device, *first).is_mean:
+    with keeping_random_state(device, config):
+        model = initial_state(config, dataset.vocab_size, device).model
+    why_whole = try_division(config, model, device, *first).why_whole(config)
+    if not why_whole:
         return
-    if training.processes > 1:
+    if processes > 1:
         raise UsageError(
-            f"{NO_MEAN.format(training.loss)}, and `processes` {training.processes} divide it",
+            f"{why_whole}, and `processes` {processes} divide it",
             "use `processes` 1",
         )
     whole = config.with_training(micro_batch_size=None, threads=1)
