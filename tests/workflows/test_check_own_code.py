@@ -87,6 +87,18 @@ class Batch(Good):
         return super().forward(x - x.mean(0))
 
 
+class BatchInTraining(Good):
+    def forward(self, x):
+        return super().forward(x - self.training * x.mean(0))
+
+
+class InPlace(Good):
+    def forward(self, x):
+        y = super().forward(x).sigmoid()
+        y += 1
+        return y
+
+
 class Noise(Good):
     def forward(self, x):
         return super().forward(F.dropout(x, 0.5))
@@ -167,6 +179,7 @@ def test_right_code_has_no_problem(code: Path, name: str, settings: dict[str, An
         ("NotFinite", "numbers", "blocks.0.attention.module.softmax", "all -inf", True),
         ("Unused", "gradients", "6 of 8", "attention.module.spare.weight", False),
         ("Batch", "batch", "logits differ by", "first axis", False),
+        ("BatchInTraining", "batch", "in training, texts", "first axis", False),
         ("Noise", "evaluation", "logits differ by", "if self.training", False),
         ("Pairs", "contexts", "1 tokens: AssertionError", "allow any length", True),
     ],
@@ -185,6 +198,12 @@ def test_a_mistake_is_caught_or_shown(
     others |= {"Axis": {"maps"}, "Late": {"maps"}, "NoMask": {"maps"}}
     others |= {"Noise": {"batch", "gradients"}}
     assert problems(findings) <= {where} | others.get(name, set())
+
+
+def test_code_without_gradients_is_an_error_that_says_so(code: Path) -> None:
+    with pytest.raises(attnlm.AttnlmError, match="gradients cannot be computed: one of") as caught:
+        found(code, "wrong.py:InPlace", **SIZES)
+    assert "instead of y += x" in caught.value.hint and ": [" not in caught.value.message
 
 
 def test_a_models_own_loss_is_compared(code: Path) -> None:

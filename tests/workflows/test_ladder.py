@@ -331,6 +331,19 @@ class Forgets(torch.nn.Module):
 class ForgetsAtOnce(Forgets):
     least = 0
 
+class Other(Late):
+    def forward(self, x):
+        self.calls += self.training
+        return x[:, 1:] if self.calls > 4 else x
+
+
+class InPlace(torch.nn.Module):
+    def forward(self, x):
+        y = x.sigmoid()
+        y += 1
+        return y
+
+
 class Short(torch.nn.Module):
     def forward(self, x):
         assert x.size(-2) > 9, "too short"
@@ -343,6 +356,8 @@ class Short(torch.nn.Module):
     [
         ("Late", "its code raised ValueError: too late"),
         ("Short", "its code raised AssertionError: too short"),  # when the rung writes a text
+        ("Other", "part.py:Other returns"),
+        ("InPlace", "RuntimeError: one of the variables needed for gradient"),
         ("Diverges", "no longer finite numbers"),
         ("Forgets", "calls is not recorded"),
     ],

@@ -521,7 +521,7 @@ _FILES: set[str] = set()
 
 def files_that_ran() -> list[str]:
     """Return the names of the files of own code that ran in this process."""
-    return sorted(Path(file).name for file in _FILES)
+    return sorted({Path(file).name for file in _FILES})
 
 
 def own_traceback(error: BaseException) -> str | None:

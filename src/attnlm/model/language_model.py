@@ -282,11 +282,15 @@ def without_gradients(model: object) -> contextlib.AbstractContextManager[object
     return torch.inference_mode() if is_ours else torch.no_grad()
 
 
+class OwnOutputError(AttnlmError):
+    """Raised when own code returns something of another form."""
+
+
 def require_shape(code: OwnCode, output: object, shape: tuple[int, ...]) -> Tensor:
-    """Return the output of own code. Raises AttnlmError unless it is a tensor of this shape."""
+    """Return the output of own code. Raises OwnOutputError unless it is a tensor of this shape."""
     if isinstance(output, Tensor) and output.shape == shape:
         return output
     actual = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-    raise AttnlmError(
+    raise OwnOutputError(
         f"{code} returns {actual}, and the model needs {shape}", "change what it returns"
     )

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.formatting import listed, quantity
-from attnlm.base.own_code import OwnCode, named_code
+from attnlm.base.own_code import OwnCode, named_code, own_traceback
 from attnlm.compute.device import choose_device
 from attnlm.config.new_run import resolve_new, with_own_code
 from attnlm.config.settings import CHOSEN_BY_NAME, Config, resolve
@@ -27,6 +27,7 @@ from attnlm.model.own_specs import PREFIX, OwnModel, OwnParts
 from attnlm.model.recorder import SOFTMAX, record
 from attnlm.model.spec import ModelSpec
 from attnlm.training.optimizer import flatten_parameters
+from attnlm.training.own_code_trial import mixes_texts
 from attnlm.training.recorded import check_recorded
 from attnlm.workflows.doctor import Finding
 
@@ -40,6 +41,7 @@ _LEAK = 2e-5
 _TIMED = 5  # steps, of which the fastest counts
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.InstanceNorm1d)
 _MASK = "mask the scores before the softmax, with -inf where the key is later than the query"
+_APART = "compute each text by itself: no sum, mean or softmax over the first axis"
 _AXIS = "normalise over the keys: softmax(dim=-1)"
 
 
@@ -109,7 +111,10 @@ def _findings(config: Config, vocab_size: int) -> Iterator[Finding]:
     yield from _check_contexts(model)
     alone = model(ids_BT[:1])
     together = model(ids_BT)[:1]
-    yield _check_equal("batch", alone, together, "texts of a batch do not change each other")
+    batch = _check_equal("batch", alone, together, "texts of a batch do not change each other")
+    if not batch.remedy and mixes_texts(config, model, choose_device("cpu"), ids_BT.numpy()):
+        batch = Finding("batch", "in training, texts of a batch change each other", _APART)
+    yield batch
     yield _check_equal(
         "evaluation", model(ids_BT), model(ids_BT), "the same ids give the same logits"
     )
@@ -174,7 +179,17 @@ def _check_loss(model: LanguageModel, ids_BT: Tensor, logits_BTV: Tensor) -> Ite
 
 def _check_gradients(model: LanguageModel, ids_BT: Tensor) -> Finding:
     model.zero_grad()
-    model.loss(ids_BT[:, :-1], ids_BT[:, 1:]).backward()
+    loss = model.loss(ids_BT[:, :-1], ids_BT[:, 1:])
+    try:
+        loss.backward()
+    except RuntimeError as error:
+        if own_traceback(error) is not None:
+            raise
+        reason = str(error).partition("\n")[0].partition(": [")[0]
+        raise AttnlmError(
+            f"gradients cannot be computed: {reason}",
+            "use no torch.no_grad, and change nothing in place: y = y + x instead of y += x",
+        ) from error
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     without = [name for name, p in trained.items() if p.grad is None or not p.grad.any()]
     text = f"{len(trained) - len(without)} of {len(trained)} parameters get a gradient"
@@ -292,7 +307,7 @@ def _check_equal(name: str, logits: Tensor, others: Tensor, promise: str) -> Fin
     if difference <= _TOLERANCE * logits.abs().max().item():
         return Finding(name, promise)
     remedies = {
-        "batch": "compute each text by itself: no sum, mean or softmax over the first axis",
+        "batch": _APART,
         "evaluation": "switch dropout and noise off in evaluation: if self.training",
     }
     return Finding(name, f"logits differ by {difference:.2g}", remedies[name])

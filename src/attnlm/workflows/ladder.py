@@ -223,11 +223,12 @@ def _with_failed(
     path: Path, plan: LadderPlan, rung: str, error: Exception, on_event: OnEvent
 ) -> LadderPlan:
     """Return the plan, and write it, with the rung marked as failed. Raises other errors again."""
-    plan = replace(plan, failed={**plan.failed, rung: reason_of_failure(error)})
+    reason = reason_of_failure(error, plan.settings(rung, plan.seed))
+    plan = replace(plan, failed={**plan.failed, rung: reason})
     plan.write(path)
     for line in (own_traceback(error) or "").splitlines():
         on_event(Note(line))
-    on_event(Note(f"{rung} failed: {plan.failed[rung]}"))
+    on_event(Note(f"{rung} failed: {reason}"))
     return plan
 
 

@@ -12,7 +12,9 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent
 from attnlm.base.own_code import own_traceback
 from attnlm.base.setting_fields import Settings
+from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset
+from attnlm.model.language_model import OwnOutputError
 from attnlm.runs.ladder_plan import LadderPlan, Trial
 from attnlm.training.recorded import NotRecordedError
 from attnlm.training.step import StepNotFiniteError
@@ -80,21 +82,23 @@ def _run_trial(
         try:
             run = train(dataset, recipe=settings, checkpoint_dir=folder, on_event=pass_notes)
         except Exception as error:  # noqa: BLE001 - own code may raise anything
-            return Trial(rung, value, None), reason_of_failure(error)
+            return Trial(rung, value, None), reason_of_failure(error, settings)
         last = run.evaluations()[-1]
         return Trial(rung, value, last.val_loss, last.step), f"loss {last.val_loss:.4f}"
 
 
-def reason_of_failure(error: Exception) -> str:
+def reason_of_failure(error: Exception, settings: Settings) -> str:
     """Return why a training failed: it diverged, or its own code raised `error`, or is not what the
-    run recorded. Any other error is raised again.
+    run recorded. Any other error is raised again. `settings` are those of the training.
     """
     if (lines := own_traceback(error)) is not None:
         return f"its code raised {lines.splitlines()[-1]}"
-    if isinstance(error, NotRecordedError) or (
+    if isinstance(error, NotRecordedError | OwnOutputError) or (
         isinstance(error, AttnlmError) and isinstance(error.__cause__, StepNotFiniteError)
     ):
         return error.message
+    if isinstance(error, RuntimeError) and resolve({}, settings).codes:  # in the backward pass
+        return f"computing with its code raised {type(error).__name__}: {error}"
     raise error
 
 
