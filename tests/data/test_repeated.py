@@ -40,14 +40,17 @@ QUESTIONS = [f"question {i}" for i in range(100)]
 COLUMNS = {"prompt_column": "q", "answer_column": "a"}
 
 
-@pytest.mark.parametrize("order", ["in turns", "in a row"])
+@pytest.mark.parametrize("order", ["in turns", "in a row", "with blanks"])
 def test_equal_questions_stand_in_the_same_split(order: str, here: Path) -> None:
     often = 4 * QUESTIONS if order == "in turns" else [q for q in QUESTIONS for _ in range(4)]
+    if order == "with blanks":
+        blanks = ("", "\n", " ", "\r\n\t")
+        often = [blanks[i % 4] + q + blanks[i // 100] for i, q in enumerate(4 * QUESTIONS)]
     dataset, said = notes_of(write_questions(here / "qa.jsonl", often), **COLUMNS)
-    validated = {question for question, _ in select_pairs(dataset)}
+    validated = {question.strip() for question, _ in select_pairs(dataset)}
     trained = re.findall(r"question \d+", dataset.tokenizer.decode(dataset.train.tolist()))
     assert len(validated) == 10 and len(trained) == 360
-    assert not {question.strip() for question in validated} & {*trained}
+    assert not validated & {*trained}
     assert "300 of 400 records repeat the question of another one: equal questions stand" in said
     # Each once, they are split as their records are.
     once, said = notes_of(write_questions(here / "once.jsonl", QUESTIONS), **COLUMNS)

@@ -89,21 +89,22 @@ def dataset_from_records(
     on_event: OnEvent,
 ) -> UnencodedDataset:
     """Return the data set of records to be made. Examples with equal first questions stand in the
-    same split, unless validation has a corpus of its own. Raises AttnlmError as `read_examples`."""
+    same split, unless validation has a corpus of its own. Blanks at the ends do not make a question
+    another one. Raises AttnlmError as `read_examples`."""
     train = list(read_examples(corpus.files, prompt_column, answer_column))
     numbers: dict[str, int] = {}  # of each different question
     for example in train:
-        numbers.setdefault(example[0].question, len(numbers))
+        numbers.setdefault(_asked(example), len(numbers))
     if repeated := len(train) - len(numbers):
         equal = f"{repeated:,} of {len(train):,} records repeat the question of another one"
         on_event(Note(equal if val_corpus else f"{equal}: equal questions stand in the same split"))
     if val_corpus is None:
         chosen = set(itertools.takewhile(lambda i: i < len(numbers), chosen_documents(fraction)))
-        val = [example for example in train if numbers[example[0].question] in chosen]
-        train = [example for example in train if numbers[example[0].question] not in chosen]
+        val = [example for example in train if numbers[_asked(example)] in chosen]
+        train = [example for example in train if numbers[_asked(example)] not in chosen]
     else:
         val = list(read_examples(val_corpus.files, prompt_column, answer_column))
-        if shared := sum(example[0].question in numbers for example in val):
+        if shared := sum(_asked(example) in numbers for example in val):
             both = f"{shared:,} of {len(val):,} questions of {val_corpus.shown}"
             on_event(Note(f"{both} are also in {corpus.shown}"))
     split = _SplitExamples(train, val, None if val_corpus else fraction, QUESTION_END, None)
@@ -117,6 +118,11 @@ def dataset_from_records(
                 "add examples" if val_corpus else "add examples, or use another `val_fraction`",
             )
     return _unencoded_dataset(split, corpus, val_corpus)
+
+
+def _asked(example: Example) -> str:
+    """Return the first question of an example, without blanks at its ends."""
+    return example[0].question.strip()
 
 
 def _unencoded_dataset(
