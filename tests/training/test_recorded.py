@@ -197,15 +197,18 @@ def test_what_is_made_in_evaluation_is_used_in_training(train: Any, tmp_path: Pa
     assert attnlm.evaluate(run, checkpoint="last").loss == run.metrics()[-1]["val_loss"]
 
 
-def test_state_that_a_later_step_changes_is_refused_at_the_next_evaluation(
-    train: Any, tmp_path: Path
+@pytest.mark.parametrize(("after", "evaluated"), [(5, 0), (12, 1), (32, 4)])
+def test_state_that_a_later_step_changes_is_refused_at_an_evaluation(
+    after: int, evaluated: int, train: Any, tmp_path: Path
 ) -> None:
     source = SOURCE.replace("INIT", "self.calls = 0").replace(
-        "BODY", "self.calls += self.training; y = y * (1 + (self.calls > 5))"
+        "BODY", f"self.calls += torch.is_grad_enabled(); y = y * (1 + (self.calls > {after}))"
     )
     (tmp_path / "mine.py").write_text(source)
     with pytest.raises(AttnlmError, match=r"the attribute .*calls is not recorded"):
-        train(attention=f"{tmp_path}/mine.py:Part", embed_dim=8, steps=20, eval_every=10)
+        train(attention=f"{tmp_path}/mine.py:Part", embed_dim=8, steps=35, eval_every=7, name="a")
+    steps = [e.step for e in attnlm.open_run(tmp_path / "checkpoints" / "a").evaluations()]
+    assert steps == [0, 7, 14, 21, 28][: evaluated + 1]
 
 
 def test_the_comparison_changes_nothing(tmp_path: Path) -> None:

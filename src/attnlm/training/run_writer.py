@@ -50,7 +50,7 @@ class RunWriter:
 
     def __post_init__(self) -> None:
         self._state = self.stepper.state
-        self._has_checked = False
+        self._evaluations = 0
 
     def add_evaluation(self) -> Evaluated:
         """Evaluate, then write the metrics, the snapshot and the checkpoints."""
@@ -59,10 +59,12 @@ class RunWriter:
         training = self.run.config.training
         loss_sum = self.stepper.read_loss_sum()  # waits for a GPU, before the clock is read
         tokens_per_second = self.watch.tokens_per_second()
-        if self.stepper.has_stepped and not self._has_checked and self.stepper.processes.is_main:
-            check_recorded(self.run.config, state.model, state.device)
-            self._has_checked = True
-            began = time.perf_counter()  # this check comes once
+        if self.stepper.has_stepped and self.stepper.processes.is_main:
+            self._evaluations += 1
+            # What a late step changes is found within twice the steps, and at the end.
+            if self._evaluations.bit_count() == 1 or self.run_schedule.is_over:
+                check_recorded(self.run.config, state.model, state.device)
+                began = time.perf_counter()  # this check comes rarely
         validation_began = time.perf_counter()
         evaluation = _evaluate(self.stepper, self.dataset, training.eval_tokens)
         validation_seconds = time.perf_counter() - validation_began
