@@ -277,25 +277,30 @@ def _mixing(name: str, folder: Path, **settings: Any) -> Config:
 def test_a_trial_of_a_model_finds_texts_that_change_each_other(
     name: str, dataset: Dataset, tmp_path: Path
 ) -> None:
-    assert _tried(_mixing(name, tmp_path), dataset).is_separate == MIXES[name][1]
+    trial = _tried(_mixing(name, tmp_path), dataset)
+    assert trial.is_separate == MIXES[name][1]
+    assert trial.keeps_buffers == ("self.kept" not in MIXES[name][0])
 
 
-def test_a_model_that_mixes_texts_has_one_result_for_each_seed(
-    dataset: Dataset, tmp_path: Path
+@pytest.mark.parametrize(
+    ("name", "why"), [("mean", "change each other"), ("a count", "changes its buffers in training")]
+)
+def test_a_model_that_needs_whole_batches_has_one_result_for_each_seed(
+    name: str, why: str, dataset: Dataset, tmp_path: Path
 ) -> None:
     results, notes = [], []
     for division in ({}, {"threads": 2}, {"micro_batch_size": 1}):
         run = attnlm.train(
             dataset,
             model="single-head",
-            attention=_mixing("mean", tmp_path).codes[0],
+            attention=_mixing(name, tmp_path).codes[0],
             **{**own_code.SMALL, "seed": 1, "threads": 1, **division},
             checkpoint_dir=tmp_path / "checkpoints",
             on_event=lambda event: notes.append(event.text) if isinstance(event, Note) else None,
         )
         results.append([(e.train_loss, e.val_loss) for e in run.evaluations()])
     assert results[0] == results[1] == results[2]
-    said = [note for note in notes if "change each other" in note]
+    said = [note for note in notes if why in note]
     assert len(said) == 2 and "each batch is computed whole, in one thread" in said[0]
-    with pytest.raises(UsageError, match=r"change each other .* `processes` 2 divide it"):
-        autotune(_mixing("mean", tmp_path, processes=2), choose_device("cpu"), dataset)
+    with pytest.raises(UsageError, match=f"{why}.*, and `processes` 2 divide it"):
+        autotune(_mixing(name, tmp_path, processes=2), choose_device("cpu"), dataset)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from attnlm.base.own_code import OwnCode
 from attnlm.compute.device import Device
 from attnlm.config.settings import Config
-from attnlm.model.inspection import are_close, draw_zeros, restoring
+from attnlm.model.inspection import are_close, draw_zeros, restoring, stored_buffers
 from attnlm.model.language_model import LanguageModel, on_device_of, require_shape
 from attnlm.model.layers import drop_by
 from attnlm.model.own_specs import OwnModel, OwnParts
@@ -39,11 +39,15 @@ class Trial(NamedTuple):
     """False if the user's loss of a batch is not the mean of the losses of its parts"""
     is_separate: bool = True
     """False if the logits of a text depend on the other texts of its batch"""
+    keeps_buffers: bool = True
+    """False if training changes buffers that are recorded: parts of a batch would change others"""
 
     def why_whole(self, config: Config) -> str:
         """Return why a batch must be computed whole; "" if it may be divided."""
         if not self.is_separate:
             return f"the texts of a batch change each other in {config.spec.name}"
+        if not self.keeps_buffers:
+            return f"{config.spec.name} changes its buffers in training"
         loss = config.training.loss
         return "" if self.is_mean else f"the loss {loss} of a batch is not the mean of its parts"
 
@@ -73,7 +77,10 @@ def try_division(
 ) -> Trial:
     """Do as `try_own_code`, but leave out whether threads may have replicas of the model."""
     trial = _try_loss(config, model.vocab_size, device, inputs, targets)
-    return trial._replace(is_separate=not mixes_texts(config, model, device, inputs))
+    return trial._replace(
+        is_separate=not mixes_texts(config, model, device, inputs),
+        keeps_buffers=not _changes_buffers(config, model, device, inputs[:1]),
+    )
 
 
 def mixes_texts(
@@ -106,6 +113,27 @@ def mixes_texts(
     return False  # the first step raises the error again
 
 
+def _changes_buffers(
+    config: Config, model: LanguageModel, device: Device, inputs: NDArray[np.int64]
+) -> bool:
+    """Return True if training changes a buffer that is recorded."""
+    ids_BT = torch.from_numpy(inputs).to(device.torch)
+    before = {name: buffer.clone() for name, buffer in stored_buffers(model).items()}
+    with keeping_random_state(device, config), contextlib.suppress(Exception), restoring(model):
+        seed_generators(0, config)
+        with torch.no_grad(), on_device_of(ids_BT):
+            model.train()(ids_BT)
+        return not _are_equal(before, stored_buffers(model))
+    return False  # the first step raises the error again
+
+
+def _are_equal(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> bool:
+    return before.keys() == after.keys() and all(
+        after[name].dtype == buffer.dtype and after[name].equal(buffer)
+        for name, buffer in before.items()
+    )
+
+
 def _may_replicate(config: Config, model: LanguageModel, inputs: NDArray[np.int64]) -> bool:
     """Return True if the model can be copied, draws nothing, and keeps its buffers."""
     try:
@@ -122,11 +150,7 @@ def _may_replicate(config: Config, model: LanguageModel, inputs: NDArray[np.int6
         return copied(torch.from_numpy(inputs)).detach()  # type: ignore[no-any-return]
 
     _, is_drawn, has_moved = _call_twice(logits, config)
-    after = dict(copied.named_buffers())
-    is_kept = before.keys() == after.keys() and all(
-        after[name].dtype == buffer.dtype and after[name].equal(buffer)
-        for name, buffer in before.items()
-    )
+    is_kept = _are_equal(before, dict(copied.named_buffers()))
     return is_kept and not is_drawn and not has_moved
 
 
