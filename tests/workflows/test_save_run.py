@@ -113,6 +113,17 @@ def test_code_may_be_a_function_in_a_file(save: Any, code: Path, dataset: Datase
     assert not (run.path.parent / "wrong").exists()
 
 
+def test_a_wrapper_of_pytorch_is_refused(save: Any, dataset: Dataset) -> None:
+    model = Written(dataset.vocab_size, 12)
+    compiled: Any = torch.compile(model, backend="eager")
+    for wrapper in (compiled, nn.DataParallel(model), nn.Sequential(model)):
+        with pytest.raises(
+            UsageError, match=rf"{type(wrapper).__name__} is a class of PyTorch's"
+        ) as e:
+            save(wrapper, block_size=12)
+        assert "pass the module that torch.compile or DataParallel wraps" in e.value.hint
+
+
 def test_weights_that_compute_something_else_are_refused(save: Any, dataset: Dataset) -> None:
     class Changed(Written):
         def forward(self, ids: torch.Tensor) -> torch.Tensor:

@@ -124,6 +124,11 @@ def _config_of_model(
 ) -> Config:
     if isinstance(model, LanguageModel) and code is None:
         return resolve_new(model.spec.settings(), None).config
+    if code is None and type(model).__module__.startswith("torch."):
+        raise UsageError(
+            f"{type(model).__name__} is a class of PyTorch's, which does not say how to build it",
+            "pass the module that torch.compile or DataParallel wraps, or the `code` that makes it",
+        )
     block_size = block_size or getattr(model, "block_size", None)
     if not isinstance(block_size, int):
         raise UsageError("the context of the model is not known", "pass `block_size`")
