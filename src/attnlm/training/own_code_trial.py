@@ -122,6 +122,7 @@ def _changes_buffers(
     with keeping_random_state(device, config), contextlib.suppress(Exception), restoring(model):
         seed_generators(0, config)
         with torch.no_grad(), on_device_of(ids_BT):
+            drop_by(model, ())
             model.train()(ids_BT)
         return not _are_equal(before, stored_buffers(model))
     return False  # the first step raises the error again
