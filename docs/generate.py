@@ -20,8 +20,8 @@ import attnlm
 from attnlm.cli.app import root_command
 from attnlm.cli.options import SHOWS_ALL
 from attnlm.runs.external_formats import Exported
-from attnlm.runs.journal import Snapshot
-from attnlm.runs.ladder_plan import Adapted, LadderPlan, Trial
+from attnlm.runs.journal import EvaluationRecord, Snapshot
+from attnlm.runs.ladder_plan import LadderPlan, Trial
 from attnlm.runs.run import Checkpoint, Result
 from attnlm.see.heads import HeadReport
 from attnlm.see.ladder import Gain, Rung
@@ -33,8 +33,8 @@ _FOLDER = Path(__file__).parent
 _NOTE = "<!-- Written by `python docs/generate.py`: edit the program instead. -->\n"
 _WIDTH = 100  # characters of a line
 _RETURNED = (
-    Adapted,
     Checkpoint,
+    EvaluationRecord,
     Exported,
     Gain,
     Grid,
@@ -56,11 +56,11 @@ _INTERNAL = {
     "ProgressBar": {"begin", "clear", "close"},
     "Run": {
         "alone",
-        "append_evaluation",
+        "append_evaluations",
         "discard_after",
-        "metrics_until",
+        "facts",
+        "kept",
         "save_config",
-        "save_whole",
     },
 }
 """Members that only the package itself uses."""

@@ -193,11 +193,13 @@ the residual stream is left out of the textbook
 +            x = y
 == runs/checkpoint.py
 a checkpoint's digest is not compared
-metadata["digest"] != _content_digest(metadata["facts"], tensors, types) => False
+facts[_HASH] != _hash(facts, tensors) => facts[_HASH] == ""
 a tensor's type is not looked at
-elif tensor.dtype != dtype: => elif False:
+form != forms[parameter]: => False:
 weights that are NaN are taken
-check_finite(*(weights[name] for name in parameters)) => pass
+if not all(map(math.isfinite, ends)): => if False:
+a checkpoint's facts are left in the order of chance
+_hash(facts, tensors)}, sort_keys=True) => _hash(facts, tensors)})
 == runs/hub.py
 an old transformers is used
 [:2])) < _OLDEST: => [:2])) < (0, 0):
@@ -218,9 +220,6 @@ the uniform baseline is in bits
 == runs/run.py
 what the ticker says of later steps is kept
 self._ticker.records() if line.step in steps] => self._ticker.records()]
-== runs/safetensors_file.py
-a checkpoint's header is left in the order of chance
-json.dumps(header, sort_keys=True, => json.dumps(header,
 == see/head_scores.py
 heads are named without regard to the others
 beyond_others = min(MAJORITY, TIMES_OTHERS * others.get(pattern, 0.0)) => beyond_others = 0.0
@@ -321,10 +320,9 @@ evaluation drops the last window
 if len(last_window) > 1: => if len(last_window) > model.architecture.block_size:
 bits are nats
 loss / math.log(2) / bytes_per_token => loss / bytes_per_token
-== workflows/job.py
-a resumed run starts its budget anew
-BudgetClock.of((1 - state.progress) * budget, call.began) => BudgetClock.of(budget, call.began)
 == workflows/train.py
+a resumed run starts its budget anew
+(1 - state.progress) * training.budget, call.began) => training.budget, call.began)
 a model that sees later tokens is trained like others
 if leaks and not force: => if False:
 """

@@ -37,7 +37,7 @@ def _read_run(folder: Path, name: str | None) -> list[object]:
     state = load_or_init_state(run, choose_device("cpu"), fresh=False)
     tensors = list(state.optimizer.state().values())
     for which in ("best", "last"):
-        tensors += run.model(checkpoint=which).state_dict().values()
+        tensors += attnlm.load_model(run, checkpoint=which, device="cpu")[0].state_dict().values()
     facts = [run.config.settings(), run.vocab_size, run.parameters, vars(run.dataset)]
     metrics = [vars(record) for record in run.evaluations_until(state.evaluated_step)]
     weights = [tensor.numpy().tobytes() for tensor in tensors]

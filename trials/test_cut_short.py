@@ -143,7 +143,7 @@ def _training(command: str, rung: str, project: Path, folder: Path) -> Scenario:
         try:
             run = attnlm.open_run(place / "run")
             if run.last.exists():
-                run.model(checkpoint="last")
+                attnlm.load_model(run, checkpoint="last", device="cpu")[0]
                 assert made - run.checkpoint("last").step <= way["eval_every"]
             attnlm.train(resume=run.path, steps=kit.SMALL["steps"])
         except attnlm.AttnlmError as error:

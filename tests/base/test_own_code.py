@@ -24,7 +24,7 @@ from attnlm.base.own_code import (
     passed_code,
 )
 from attnlm.compute.processes import ALONE
-from attnlm.workflows.job import announce
+from attnlm.workflows.train import Job, announce
 from tests import own_code
 
 ANSWER = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\ndef f(): return 42\n"
@@ -273,4 +273,4 @@ def test_other_processes_get_no_code_that_may_not_run_here(file: Path) -> None:
     config = SimpleNamespace(codes=[recorded(file)], arguments_of=lambda code: {})
     run: Any = SimpleNamespace(config=config, path=file, content=dict)
     with pytest.raises(CodeNotAcceptedError):
-        announce(ALONE, run)
+        announce(ALONE, Job(run, None, is_fresh=False))

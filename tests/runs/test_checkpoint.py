@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
-import json
 import math
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 import attnlm
@@ -42,14 +44,16 @@ def test_checkpoints_round_trip_exactly(rung: str, tmp_path: Path) -> None:
         path, dict(model.named_parameters()), {"step": 2, "loss": 0.1}, optimizer.state()
     )
 
-    content = path.read_bytes()
-    size = int.from_bytes(content[:8], "little")
-    header = content[8 : 8 + size].decode()
-    canonical = json.dumps(json.loads(header), sort_keys=True, separators=(",", ":"))
-    assert header == canonical.ljust(size) and size % 8 == 0  # the same content, the same bytes
+    again = tmp_path / "again.safetensors"  # the same content, the same bytes
+    reordered = dict(reversed([*model.named_parameters()]))
+    save_checkpoint(again, reordered, {"loss": 0.1, "step": 2}, optimizer.state())
+    assert path.read_bytes() == again.read_bytes()
+    (tmp_path / "like").touch()  # as readable as other files
+    assert path.stat().st_mode == (tmp_path / "like").stat().st_mode
+    assert {p.name for p in tmp_path.iterdir()} == {path.name, again.name, "like"}
     facts, weights, tensors = load_checkpoint(path, config.spec, V)
     loaded = build_with_weights(config.spec, V, weights)
-    assert facts == {"step": 2, "loss": 0.1}
+    assert facts == {"step": 2, "loss": 0.1, "sha256": facts["sha256"]}
     there = load_file(path)
     for (name, ours), theirs in zip(model.named_parameters(), loaded.parameters(), strict=True):
         assert torch.equal(ours, theirs) and torch.equal(ours, there[f"model.{name}"])
@@ -90,10 +94,10 @@ def test_every_changed_byte_and_every_truncation_is_noticed(saved: Path) -> None
                 load_checkpoint(saved, BIGRAM, 5)
 
 
-def test_another_model_is_refused_before_its_tensors_are_read(saved: Path) -> None:
+def test_another_model_is_refused(saved: Path) -> None:
     with pytest.raises(AttnlmError, match="does not contain the model") as caught:
         load_checkpoint(saved, BIGRAM, 6)
-    assert caught.value.message.endswith(": table.weight has the shape (5, 5), not (6, 6)")
+    assert caught.value.message.endswith(": table.weight is float32 (5, 5), not float32 (6, 6)")
     assert "config.json" in caught.value.hint
     with pytest.raises(AttnlmError, match="checkpoint not found"):
         load_checkpoint(saved.with_name("none.safetensors"), BIGRAM, 5)
@@ -106,13 +110,33 @@ def test_another_model_is_refused_before_its_tensors_are_read(saved: Path) -> No
         load_checkpoint(saved, BIGRAM, 5)
 
 
+@pytest.mark.parametrize(
+    ("told", "code"), [("I/O error: full (os error 28)", errno.ENOSPC), ("lost", errno.EIO)]
+)
+def test_a_checkpoint_that_cannot_be_written_leaves_the_older_one(
+    told: str, code: int, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(tensors: object, path: Path, metadata: object) -> None:
+        path.write_bytes(b"half")
+        raise SafetensorError(told)
+
+    monkeypatch.setattr("safetensors.torch.save_file", fail)
+    whole = saved.read_bytes()
+    with pytest.raises(OSError, match=os.strerror(code)) as caught:
+        save_checkpoint(saved, dict(BIGRAM.build(5).named_parameters()), {"step": 2})
+    assert (caught.value.errno, caught.value.filename) == (code, str(saved))
+    assert saved.read_bytes() == whole and [*saved.parent.iterdir()] == [saved]
+
+
 def sealed(path: Path, tensors: dict[str, torch.Tensor], described: str = '{"step": 1}') -> None:
     """Write a checkpoint of any content with a valid digest."""
     digest = hashlib.sha256(described.encode())
     for name, tensor in sorted(tensors.items()):
-        digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        digest.update(f"\n{name} is {dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.numpy().tobytes())
-    save_file(tensors, str(path), {"facts": described, "digest": digest.hexdigest()})
+    whole = described.replace("}", f', "sha256": "{digest.hexdigest()}"}}')
+    save_file(tensors, str(path), {"facts": whole})
 
 
 def test_files_with_a_valid_digest_are_still_checked(tmp_path: Path) -> None:
@@ -120,12 +144,18 @@ def test_files_with_a_valid_digest_are_still_checked(tmp_path: Path) -> None:
     table = torch.zeros(5, 5)
     whole = {"model.table.weight": table, "optimizer.table.weight/mean": table.clone()}
     sealed(path, whole)
-    assert load_checkpoint(path, config, 5)[0] == {"step": 1}
+    assert load_checkpoint(path, config, 5)[0]["step"] == 1
     mean, many = "optimizer.table.weight/mean", {f"more{i}": table.clone() for i in range(9)}
     for wrong, says in (
-        ({"model.table.weight": table.double()}, "table.weight has the type F64, not F32"),
+        (
+            {"model.table.weight": table.double()},
+            "table.weight is float64 (5, 5), not float32 (5, 5)",
+        ),
         ({mean: table.clone()}, ": table.weight is missing"),
-        ({**whole, mean: torch.zeros(5, 6)}, f"{mean} has the shape (5, 6), not (5, 5)"),
+        (
+            {**whole, mean: torch.zeros(5, 6)},
+            f"{mean} is float32 (5, 6), not float32 (5, 5)",
+        ),
         (
             {**whole, "optimizer.tabel.weight/mean": table.clone()},
             ": optimizer.tabel.weight/mean is not a tensor of this model",
@@ -194,8 +224,14 @@ def test_settings_that_are_not_ours_are_named(
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"head_size": 4}, "blocks.0.attention.query.weight has the shape (16, 16), not (8, 16)"),
-        ({"embed_dim": 8}, ": blocks.0.attention.key.weight has the shape (16, 16), not (8, 8)"),
+        (
+            {"head_size": 4},
+            "blocks.0.attention.query.weight is float32 (16, 16), not float32 (8, 16)",
+        ),
+        (
+            {"embed_dim": 8},
+            ": blocks.0.attention.key.weight is float32 (16, 16), not float32 (8, 8)",
+        ),
         ({"embed_dim": 1024}, " and 3 more"),
         ({"projection": True}, ": blocks.0.attention.projection.weight is missing"),
     ],

@@ -75,8 +75,8 @@ def test_every_evaluation_records_a_sample_and_attention(
     assert not np.triu(last.maps, 1).any()
     # In the file, each weight on or below the diagonal is a byte, and the first token's is 255.
     records = [json.loads(line) for line in (run.path / "ticker.jsonl").read_text().splitlines()]
-    assert [list(r) for r in records[1:]] == [["step", "text", "maps", "scores"]] * 5
-    assert list(records[0]) == ["step", "text", "maps", "passage", "scores"]
+    assert [list(r) for r in records[1:]] == [["step", "text", "maps", "shape", "scores"]] * 5
+    assert list(records[0]) == ["step", "text", "maps", "passage", "shape", "scores"]
     packed = np.frombuffer(base64.b64decode(records[-1]["maps"]), np.uint8).reshape(-1, 36)
     assert (packed[:, 0] == 255).all()
     assert last.maps.reshape(-1, 8, 8)[:, 1, :2] == pytest.approx(packed[:, 1:3] / 255)
@@ -213,13 +213,19 @@ def map_bytes(count: int) -> str:
 def test_a_foreign_line_is_refused_by_name(data: Path, tmp_path: Path) -> None:
     run = trained(data, tmp_path, steps=1, eval_every=1)
     path = run.path / "ticker.jsonl"
-    record = {"step": 0, "text": "a", "maps": map_bytes(4 * 36), "passage": list("12 appl")}
+    record: dict[str, Any] = {
+        "step": 0,
+        "text": "a",
+        "maps": map_bytes(4 * 36),
+        "passage": list("12 appl"),
+    }
+    record["shape"] = [1, 4]
     path.write_text(json.dumps(record) + "\n")
     assert run.ticker()[0].maps is not None
     wrong: list[dict[str, Any]] = [
         *({"step": -1}, {"step": 1.0}, {"text": None}),
         *({"maps": "?"}, {"maps": map_bytes(4 * 36 + 1)}, {"maps": map_bytes(4 * 35)}),
-        *({"passage": "fruits"}, {"passage": [1]}),
+        *({"passage": "fruits"}, {"passage": [1]}, {"shape": []}, {"shape": [2, 4]}),
         *({"scores": [[[0.5]]]}, {"scores": [[[0.5] * 4], [0.5]]}, {"scores": [[["a"] * 4]]}),
     ]
     for changed in wrong:

@@ -67,7 +67,7 @@ def test_damaged_runs_fall_back_to_the_plain_repr(
 
 def test_a_run_gives_its_model(trained: Path) -> None:
     run = attnlm.open_run("transformer", checkpoint_dir=trained / "checkpoints")
-    model = run.model()
+    model = attnlm.load_model(run, device="cpu")[0]
     assert not model.training and {p.device.type for p in model.parameters()} == {"cpu"}
     attention = attnlm.attend("the dog", run, checkpoint="last")
     assert repr(attention) == "<Attention of 'transformer': 2 × 2 heads over 7 tokens>"

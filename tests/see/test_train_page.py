@@ -418,7 +418,7 @@ def test_a_saved_model_becomes_a_run_and_a_saved_page_holds_it(
         imported = attnlm.open_run(rung, checkpoint_dir=tmp_path / "checkpoints")
         assert imported.config.training.seed == 3 and imported.checkpoint().step == 3
         with torch.inference_mode():
-            expected = imported.model()(torch.tensor([ids]))[0, -1]
+            expected = attnlm.load_model(imported, device="cpu")[0](torch.tensor([ids]))[0, -1]
         assert_near(torch.tensor(logits_V), expected)
         assert imported.tokenizer.decode(imported.tokenizer.encode(ALPHABET)) == ALPHABET
         again = open_page(tmp_path / "p.html")

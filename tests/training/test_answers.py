@@ -25,8 +25,9 @@ from attnlm.generation.question_format import format_of
 from attnlm.generation.sampler import load_sampler
 from attnlm.model.language_model import Bigram
 from attnlm.model.loss import LOGITS_AT_ONCE, cross_entropy, linear_cross_entropy
+from attnlm.runs.records import CheckpointFacts
 from attnlm.training.one_layer import one_layer_form
-from attnlm.training.state import SavedState, TrainingState, initial_state
+from attnlm.training.state import TrainingState, initial_state
 from attnlm.training.step import Stepper
 from attnlm.training.validation_loss import right_answers, validation_loss
 from attnlm.workflows.answers import ask, longer_pairs, select_pairs, texts_to_patch
@@ -192,7 +193,8 @@ def test_greedy_decoding_and_one_forward_pass_find_the_same_right_answers(
     sampler = load_sampler(run)
     for data in (dataset, attnlm.open_dataset("copy-char", data_dir=folder / "data")):
         assert data.val_examples is not None
-        once = right_answers(run.model(), data.val, data.val_examples, CPU)
+        model, _ = attnlm.load_model(run, device="cpu")
+        once = right_answers(model, data.val, data.val_examples, CPU)
         said = ask(sampler, format_of(run), select_pairs(data))
         assert [one.is_right for one in said] == once.tolist()
     assert once.all()
@@ -226,7 +228,7 @@ def test_questions_may_be_one_several_or_come_from_an_iterator(run: attnlm.Run) 
 
 def test_the_best_checkpoint_can_be_chosen_by_accuracy() -> None:
     state = TrainingState.__new__(TrainingState)
-    vars(state).update(vars(SavedState()))
+    vars(state).update(vars(CheckpointFacts()))
     scores = [(2.0, 0.1), (1.0, 0.1), (3.0, 0.5), (0.5, 0.4), (3.0, 0.5)]
     assert [state.record_evaluation(*score) for score in scores] == [True, True, True, False, False]
 

@@ -27,10 +27,10 @@ OF_LOGITS = (
 COMMANDS = (
     *OF_LOGITS,
     "report run",
-    "attend 'the fox' --run run --json",
-    "attend 'the fox' --run run --output page.html",
-    "trace 'the fox' --run run --json",
-    "heads --run run --json",
+    "attend 'the fox' run --json",
+    "attend 'the fox' run --output maps.png",
+    "trace 'the fox' run --json",
+    "heads run --json",
 )
 
 

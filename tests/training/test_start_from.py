@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import attnlm
-from attnlm.base import files
 from attnlm.base.errors import AttnlmError
 from attnlm.runs.checkpoint import load_checkpoint
 from attnlm.runs.load_model import parent_weights
@@ -58,7 +57,7 @@ def test_a_child_names_the_checkpoint_of_its_parent(parent: Run, child: Any, pro
         "path": str(parent.path.absolute()),
         "checkpoint": start.which,
         "step": start.step,
-        "sha256": files.file_hash(start.path),
+        "sha256": parent.facts(start.path).sha256,
     }
     assert attnlm.open_run(run.path).parent == run.parent
     shown = command("report", "--json", run.path, cwd=project)

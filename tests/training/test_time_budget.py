@@ -309,6 +309,6 @@ def test_the_last_loss_is_partial_if_the_split_is_too_large(train: Any, dataset:
     assert run.evaluated_part == part and run.whole() == {}
     runs = run.path.parent
     (entry,) = attnlm.list_runs(runs)
-    assert entry.evaluated_part == part and f"on {part} (" in str(run.checkpoint())
+    assert entry.evaluated_part == part and f" on {part})" in str(run.checkpoint())
     shown = command("list", "runs", "--checkpoint-dir", runs, cwd=runs)
     assert f"~{entry.val_loss:.4f}" in shown.stdout and "~ measured on a part" in shown.stderr

@@ -27,7 +27,6 @@ from attnlm.compute.device import choose_device
 from attnlm.compute.threads import threads_of_torch
 from attnlm.data.dataset import Dataset
 from attnlm.runs.checkpoint import save_checkpoint
-from attnlm.runs.records import Measured
 from attnlm.training import reporter
 from attnlm.training.events import Evaluated, Finished, Started, Stepped
 from attnlm.training.optimizer import Optimizer
@@ -69,7 +68,7 @@ def test_a_run_records_and_reports_its_losses_and_steps(
     # A linear schedule over 12 steps takes its last step with a twelfth of the rate.
     assert records[-1]["learning_rate"] == pytest.approx(run.config.training.learning_rate / 12)
     assert run.config.training.eval_tokens is None and run.evaluated_part == ""
-    assert run.whole() == {} and not (run.path / "whole.json").exists()
+    assert run.whole() == {} and "checkpoint" not in (run.path / "metrics.jsonl").read_text()
     uniform, bigram = math.log(dataset.vocab_size), dataset.bigram_loss
     assert run.references() == {"uniform (ln V)": uniform, "counted bigram": bigram}
 
@@ -322,14 +321,21 @@ def test_metrics_that_the_last_checkpoint_contradicts_are_refused(
     assert len(attnlm.open_run(path.parent).metrics()) == len(lines)
 
 
-def test_losses_on_the_whole_split_are_sealed(trained: Path, tmp_path: Path) -> None:
+def test_losses_on_the_whole_split_are_the_last_lines_and_a_changed_one_is_refused(
+    trained: Path, tmp_path: Path
+) -> None:
     run = attnlm.open_run(shutil.copytree(trained / "checkpoints" / "bigram", tmp_path / "run"))
-    measured = Measured(step=30, val_loss=2.5, bits_per_byte=3.6, evaluated_tokens=100)
-    run.save_whole(measured, measured)
-    assert run.whole()["best"].val_loss == 2.5
-    path = run.path / "whole.json"
-    path.write_text(path.read_text().replace("2.5", "1.5", 1))
-    with pytest.raises(AttnlmError, match=r"whole\.json was changed"):
+    record, path = run.evaluations()[-1], run.path / "metrics.jsonl"
+    loss, bits = record.val_loss / 2, (record.bits_per_byte or 0) / 2
+    run.append_evaluations(
+        *(
+            replace(record, val_loss=loss, bits_per_byte=bits, checkpoint=which)
+            for which in ("best", "last")
+        )
+    )
+    assert run.whole()["best"].val_loss == loss and run.evaluations()[-1] == record
+    path.write_text(path.read_text().replace(f"{loss}", f"{loss - 1}", 1))
+    with pytest.raises(AttnlmError, match=r"metrics\.jsonl is damaged"):
         run.result()
 
 

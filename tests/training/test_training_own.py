@@ -32,14 +32,15 @@ def test_buffers_and_frozen_parameters_survive(
     train: Any, head: dict[str, Any], code: Path
 ) -> None:
     run = train(**head | {"attention": f"{code}/parts.py:Kept"})
-    model: Any = run.model(checkpoint="last")
+    model: Any = attnlm.load_model(run, checkpoint="last", device="cpu")[0]
     part = model.blocks[0].attention.module
     assert part.seen.abs().sum() > 0 and part.steps == 4
     assert part.order.sort().values.equal(torch.arange(8))
     assert part.mask.equal(torch.ones(12, 12).tril()) and part.coins.dtype == torch.bool
     assert part.blind.isneginf().sum() == 66
     assert run.parameters == sum(p.numel() for p in model.parameters())
-    again: Any = attnlm.train(resume=run.path, steps=8).model(checkpoint="last")
+    longer = attnlm.train(resume=run.path, steps=8)
+    again: Any = attnlm.load_model(longer, checkpoint="last", device="cpu")[0]
     later = again.blocks[0].attention.module
     assert later.steps == 8 and not later.seen.equal(part.seen)
     for name in ("order", "turns", "fixed"):
@@ -48,7 +49,7 @@ def test_buffers_and_frozen_parameters_survive(
 
 def test_tied_weights_stay_tied(train: Any, code: Path) -> None:
     run = train(f"{code}/models.py:Logits")
-    tied: Any = run.model(checkpoint="last").module
+    tied: Any = attnlm.load_model(run, checkpoint="last", device="cpu")[0].module
     assert tied.head.weight is tied.table.weight
     assert run.parameters == 12 * run.vocab_size + 12 * 12 + 12 * 12 + 12
 

@@ -20,6 +20,7 @@ from attnlm.config.new_run import SizeCandidates, resolve_new
 from attnlm.config.recipes import load_sizes
 from attnlm.config.settings import Config, resolve
 from attnlm.data.dataset import Dataset
+from attnlm.training.cuda_graph import FIRST_CALLS
 from attnlm.training.eval_budget import step_cost
 from attnlm.workflows import autotune as sizes
 from tests.kit import Clock, command
@@ -39,7 +40,7 @@ def seconds_per_token(config: Config, dataset: Dataset, *_: object) -> float:
 def chosen(seconds: float, text: Any = MEGABYTE, recipes: Any = None, **settings: Any) -> Config:
     told: list[object] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sizes, "_seconds_per_token", seconds_per_token)
+        patch.setattr(sizes, "seconds_per_token", seconds_per_token)
         given = {**settings, "budget": float(seconds)}
         candidates = SizeCandidates(recipes or load_sizes("best"), given, seconds)
         found = sizes.affordable_size(candidates, text, time.perf_counter(), told.append)
@@ -47,20 +48,33 @@ def chosen(seconds: float, text: Any = MEGABYTE, recipes: Any = None, **settings
     return found
 
 
-@pytest.mark.parametrize(("slow_steps", "least"), [(1, 0.0), (1, 5.0), (4, 0.0), (4, 5.0)])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(
+    ("wanted", "made"),
+    [
+        ({"least": 0.0}, 1),
+        ({"least": 50.0}, 5),
+        ({"least": 5.0, "steps": 3}, 3),
+        ({"least": 600.0}, 6),
+    ],
+)
 def test_slow_first_steps_do_not_count(
-    slow_steps: int, least: float, monkeypatch: pytest.MonkeyPatch
+    wanted: dict[str, Any], made: int, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = Clock(monkeypatch)
-    steps = itertools.count()
+    clock, steps, slow = (
+        Clock(monkeypatch),
+        itertools.count(),
+        1 if device == "cpu" else FIRST_CALLS,
+    )
 
     def step() -> torch.Tensor:
-        clock.advance(10.0 if next(steps) < slow_steps else 0.5)
+        clock.advance(10.0 if next(steps) < slow else 0.5)
         return torch.zeros(())
 
     stepper: Any = SimpleNamespace(step=step)
-    assert sizes._seconds_per_step(stepper, slow_steps, 10 + least) == pytest.approx(0.5)
-    assert next(steps) == slow_steps + max(1, 2 * least)
+    stepper.state = SimpleNamespace(device=SimpleNamespace(name=device))
+    assert sizes.seconds_per_step(stepper, **wanted) == pytest.approx(0.5, rel=1e-3)
+    assert next(steps) == slow + made
 
 
 def test_more_time_gives_a_model_that_is_as_large_or_larger() -> None:
@@ -92,7 +106,7 @@ def test_sizes_with_slow_steps_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -
             raise AttnlmError("too short", "")
         return 1e-6
 
-    monkeypatch.setattr(sizes, "_seconds_per_token", tried)
+    monkeypatch.setattr(sizes, "seconds_per_token", tried)
     candidates, began = SizeCandidates(load_sizes("best"), {}, 300.0), time.perf_counter()
     limit = 2
     config = sizes.affordable_size(candidates, MEGABYTE, began, ignore)
@@ -169,7 +183,7 @@ def test_a_finished_run_of_any_size_is_accepted(
         config = resolve(candidates.settings, {"dropout": 0.1, **candidates.sizes[size]})
         return config.with_training(steps=9)
 
-    monkeypatch.setattr("attnlm.workflows.train.affordable_size", chosen)
+    monkeypatch.setattr(sizes, "affordable_size", chosen)
     about: dict[str, Any] = {
         "recipe": two_sizes,
         "name": "mine",

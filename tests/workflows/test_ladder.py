@@ -276,10 +276,11 @@ BIGRAM = {"rung": "bigram"}
         ("speed", "rate", "has a setting that attnlm 1.0.0 does not have: 'speed'"),
         ("tune", "rate", "is not valid: `tune` cannot be 'rate'"),
         ("equal", "x", "is not valid: its 'equal' cannot be 'x'"),
-        ("adapted", [BIGRAM], "is not valid: its 'adapted.setting' is missing"),
+        ("adapted", [], "is not valid: its 'adapted' cannot be []"),
+        ("adapted", {"bigram": 1}, "is not valid: its 'adapted' cannot be {'bigram': 1}"),
         (
             "adapted",
-            [{**BIGRAM, "setting": "batch_size", "value": -1}],
+            {"bigram": {"batch_size": -1}},
             "is not valid: invalid value for `batch_size`: -1",
         ),
         ("trials", [{**BIGRAM, "value": "1"}], "is not valid: its 'trials.value' cannot be '1'"),
@@ -381,7 +382,7 @@ def test_a_rung_that_fails_leaves_the_others_to_be_compared(
     notes.clear()
     again = attnlm.ladder(resume=ladder.path, on_event=lambda event: notes.append(str(event)))
     assert facts(again) == facts(ladder) and again.plan == ladder.plan
-    assert f"rung 1 of 3: {failing}" not in notes
+    assert not any(note.startswith("rung 1 of 3") for note in notes)
 
 
 def test_a_command_with_a_failed_rung_shows_the_others_and_exits_with_1(
@@ -392,12 +393,13 @@ def test_a_command_with_a_failed_rung_shows_the_others_and_exits_with_1(
     words = ["ladder", str(ladders.dataset.path), "--rungs", f"{failing},bigram", "--steps", "6"]
     with contextlib.chdir(tmp_path):
         done = try_command([*words, "--seeds", "2", "--tokens", "1", "--json"])
-    assert done.code == 1
+    assert done.code == 1 and done.stdout, done.stderr
     shown = json.loads(done.stdout)
     assert shown["failed"] == {failing: "its code raised ValueError: too late"}
     (bigram,) = shown["rungs"]
     assert [*bigram["val_losses"]] == [str(shown["seed"]), str(shown["seed"] + 1)]
-    assert 'part.py", line' in done.stderr and "rung 2 of 4" not in done.stderr
+    assert 'part.py", line' in done.stderr and "rung 1 of 2" in done.stderr
+    assert f"{failing}, seed {shown['seed'] + 1}" not in done.stderr
     *_, error, hint = done.stderr.splitlines()
     assert error == f"error: 1 of 2 rungs failed: {failing}" and "repaired code" in hint
 
@@ -494,13 +496,13 @@ def test_a_stopped_tuning_within_a_budget_keeps_the_steps_of_its_trials(
 
         return train(*arguments, recipe=recipe, on_event=stop, **more)
 
-    monkeypatch.setattr("attnlm.workflows.tune.train", stopped_in_the_third)
+    monkeypatch.setattr("attnlm.workflows.train_all.train", stopped_in_the_third)
     given: dict[str, Any] = {"tune": "learning_rate", "rungs": ("bigram",), "budget": 2.0}
     with pytest.raises(Interrupted):
         ladders.train(tmp_path, name="t", steps=None, eval_every=None, **given)
     assert len(read_plan(tmp_path / "t").trials) == 2
     ladder = attnlm.ladder(ladders.dataset, resume="t", checkpoint_dir=tmp_path)
-    assert [budget is None for budget in budgets] == [False, *[True] * 5]
+    assert [budget is None for budget in budgets] == [False, *[True] * 5, False]
     assert len(ladder.plan.trials) == 5
     assert len({trial.steps for trial in ladder.plan.trials} - {None}) == 1
 
@@ -513,7 +515,7 @@ def test_a_value_with_which_training_diverges_is_not_chosen(
             raise AttnlmError("the loss is nan", "") from StepNotFiniteError(1, 1)
         return train(dataset, recipe=recipe, **options)
 
-    monkeypatch.setattr("attnlm.workflows.tune.train", training)
+    monkeypatch.setattr("attnlm.workflows.train_all.train", training)
     ladder = ladders.train(tmp_path, rungs=("bigram",), steps=10, tune="learning_rate")
     losses = {trial.value: trial.loss for trial in ladder.plan.trials}
     assert losses[0.2] is losses[0.4] is None and losses[0.1] is not None

@@ -73,9 +73,9 @@ def test_the_spread_between_seeds_decides_what_a_gain_is_worth(climbed: Ladder) 
     ladder = with_losses(climbed, **losses)
     said = dict(ladder.explained)
     # The seeds overlap, but with the same seed, average is always better.
-    better = "0.070 nats per token better than bigram (0.0360 to 0.1040): it sees more than"
+    better = "0.070 nats per token better than bigram (0.0279 to 0.1121): it sees more than"
     assert better in said["average"]
-    assert "0.384 nats per token better than average (0.2470 to 0.5210): they" in said["multi-head"]
+    assert "0.384 nats per token better than average (0.2803 to 0.4877): they" in said["multi-head"]
     assert ladder.curves("tokens")[0].band == [(2.4, 2.8)]
     assert not ladder.curves("seconds")[0].band
     page = " ".join(ladder.write_page().read_text(encoding="utf-8").split())
@@ -83,9 +83,9 @@ def test_the_spread_between_seeds_decides_what_a_gain_is_worth(climbed: Ladder) 
     assert "A ladder of equal models claims a difference, better or worse, in at most 5 of" in page
     header, rows = ladder.verdicts()
     assert rows == [
-        ["average", "bigram", "better", "+0.0700", "0.0360 to 0.1040", ""],
-        ["multi-head", "bigram", "better", "+0.4540", "0.3114 to 0.5966", ""],
-        ["multi-head", "average", "better", "+0.3840", "0.2470 to 0.5210", ""],
+        ["average", "bigram", "better", "+0.0700", "0.0279 to 0.1121", ""],
+        ["multi-head", "bigram", "better", "+0.4540", "0.3470 to 0.5610", ""],
+        ["multi-head", "average", "better", "+0.3840", "0.2803 to 0.4877", ""],
     ]
     shown = elements(page.encode()).text
     assert "Holm's method for several pairs, here 3." in " ".join(shown.split())
@@ -95,24 +95,26 @@ def test_the_spread_between_seeds_decides_what_a_gain_is_worth(climbed: Ladder) 
 def test_a_difference_that_is_not_shown_comes_with_the_seeds_to_show_it(
     climbed: Ladder, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    losses = {"bigram": (2.5, 2.6, 2.7), "average": (2.1, 2.2, 2.5), "single_head": (2.1, 2.2, 2.4)}
+    losses = {"bigram": (2.5, 2.6, 2.7), "average": (2.1, 2.2, 2.7), "single_head": (2.1, 2.2, 2.6)}
     ladder = with_losses(climbed, **losses)
     assert (
-        "Not shown to differ from bigram: the interval for the difference, −0.0804 to 0.7470 nats "
-        "per token, includes 0; to show a difference of 0.3333 takes about 4 seeds."
+        "Not shown to differ from bigram: the interval for the difference, −0.3210 to 0.8543 nats "
+        "per token, includes 0; to show a difference of 0.2667 takes about 9 seeds."
     ) in dict(ladder.explained)["average"]
     say_table(ladder)
     told = capsys.readouterr().err
-    assert re.search(r"average +bigram +not shown +\+0\.3333 +−0\.0804 to 0\.7470 +4\n", told)
+    assert re.search(r"average +bigram +not shown +\+0\.2667 +−0\.3210 to 0\.8543 +9\n", told)
     facts = ladder_facts(ladder)["pairs"]
     assert isinstance(facts, list) and len(facts) == 3
     assert facts[0] == {
         "rung": "average",
         "rival": "bigram",
-        "difference": pytest.approx(1 / 3),
-        "interval": pytest.approx((-0.0804, 0.7470), abs=1e-4),
+        "difference": pytest.approx(4 / 15),
+        "interval": pytest.approx((-0.3210, 0.8543), abs=1e-4),
         "verdict": "not shown",
-        "seeds_needed": 4,
+        "seeds_needed": 9,
+        "p": pytest.approx(0.1147, abs=1e-4),
+        "paired": True,
     }
     assert climbed.certainty.startswith("with one seed the spread is unknown")
     assert not climbed.verdicts()[1] and climbed.pairs[0].interval is None

@@ -51,18 +51,18 @@ def test_widths_give_each_rung_the_parameters_of_the_first(first: str) -> None:
     wanted, *others = parameters(found)
     assert wanted == parameters(plan(first))[0]
     assert others == [pytest.approx(wanted, rel=0.05)] * len(others)
-    changed = {one.setting for one in found.adapted}
+    changed = {setting for sizes in found.adapted.values() for setting in sizes}
     assert "embed_dim" in changed <= {"embed_dim", "heads"}
-    kept = {one.rung for one in found.adapted if one.setting == "heads"}
+    kept = {rung for rung, sizes in found.adapted.items() if "heads" in sizes}
     assert not kept & {"wide-head", "multi-head:heads=2", "llama:kv_heads=2"}
 
 
 def test_heads_change_only_if_no_width_is_near_enough() -> None:
     near = with_widths(plan("multi-head:embed_dim=72", "multi-head", equal="parameters"), V)
-    assert [(one.setting, one.value) for one in near.adapted] == [("embed_dim", 72)]
+    assert near.adapted == {"multi-head": {"embed_dim": 72}}
     # The width and heads that come closest are found, though they are not near.
     small = with_widths(plan("bigram", "transformer", equal="parameters"), 40)
-    found = {one.setting: one.value for one in small.adapted}
+    (found,) = small.adapted.values()
     sizes = [(2 * heads * n, heads) for heads in range(1, 9) for n in range(1, 9)]
 
     def difference(size: tuple[int, int]) -> int:
@@ -75,8 +75,8 @@ def test_heads_change_only_if_no_width_is_near_enough() -> None:
 
 def test_named_sizes_and_models_without_a_width_stay_as_they_are() -> None:
     rungs = ("multi-head", "single-head:embed_dim=16", "bigram")
-    assert with_widths(plan(*rungs, equal="parameters"), V).adapted == ()
-    assert with_widths(plan("multi-head", "average"), V).adapted == ()
+    assert with_widths(plan(*rungs, equal="parameters"), V).adapted == {}
+    assert with_widths(plan("multi-head", "average"), V).adapted == {}
 
 
 FIXED = """
@@ -107,8 +107,8 @@ def test_own_parts_and_models_are_counted_by_running_them(code: Path, fixed: Pat
     wanted, *others, of_fixed = parameters(found)
     assert others == [pytest.approx(wanted, rel=0.05)] * 3
     assert of_fixed == 2 * 8 * V + V
-    sizes = {(one.rung, one.setting): one.value for one in found.adapted}
-    assert sizes[rungs[2], "set.n_embd"] % 3 == 0 and (rungs[2], "heads") not in sizes
+    sizes = found.adapted[rungs[2]]
+    assert sizes["set.n_embd"] % 3 == 0 and "heads" not in sizes
     assert "more.py:Heads: n_embd" in found.adaptation
 
 
@@ -141,8 +141,7 @@ def page_of(ladder: Ladder) -> str:
 def test_parameters_that_a_rung_cannot_have_are_shown(ladders: Ladders) -> None:
     ladder = ladders.whole("equal parameters")
     assert ladder_command(ladder.plan).count("--equal parameters") == 1
-    adapted = [vars(one) for one in ladder.plan.adapted]
-    assert list(ladder_facts(ladder)["adapted"]) == adapted != []
+    assert ladder_facts(ladder)["adapted"] == ladder.plan.adapted != {}
     said = "The width of each rung gives it about as many parameters as bigram"
     assert f"{said} ({ladder.plan.adaptation})." in page_of(ladder)
     assert "each trained for 6 steps of 32 × 64 tokens, the same in the same" in page_of(ladder)
@@ -157,8 +156,7 @@ def test_parameters_that_a_rung_cannot_have_are_shown(ladders: Ladders) -> None:
 def test_steps_of_equal_operations_are_shown(ladders: Ladders) -> None:
     ladder = ladders.whole("equal flops")
     assert ladder_command(ladder.plan).count("--equal flops") == 1
-    adapted = [vars(one) for one in ladder.plan.adapted]
-    assert list(ladder_facts(ladder)["adapted"]) == adapted != []
+    assert ladder_facts(ladder)["adapted"] == ladder.plan.adapted != {}
     said = "Each rung makes the steps that need as many FLOPs, forward and backward, as single-head"
     assert f"{said} ({ladder.plan.adaptation})." in page_of(ladder)
     assert "each trained on batches of 32 × 64 tokens, the same in the same" in page_of(ladder)
@@ -183,10 +181,14 @@ def test_runs_of_equal_time_make_the_steps_that_fit(
     ladder = ladders.train(tmp_path, **given)
     paths = ladder.plan.runs(ladder.path)
     runs = {key: attnlm.open_run(path) for key, path in paths.items()}
-    assert len({run.config.training.budget for run in runs.values()}) == 1
+    budgets = {key: run.config.training.budget for key, run in runs.items()}
+    assert {budgets[rung, 1] for rung in ladder.plan.rungs} == {
+        0.9 * 0.5 / 4
+    }  # later: the same steps
     assert ladder.plan.steps is None and len(ladder.plan.adapted) == 2
-    for one in ladder.plan.adapted:
-        assert one.value == runs[one.rung, 1].config.training.steps
+    for rung, adapted in ladder.plan.adapted.items():
+        steps = {runs[rung, seed].config.training.steps for seed in (1, 2)}
+        assert steps == {adapted["steps"]}
     assert len({rung.run.config.training.eval_tokens for rung in ladder.rungs}) == 1
     page = ladder.write_page().read_text(encoding="utf-8")
     assert "All runs have the same time, and each makes the steps that fit" in page

@@ -63,7 +63,7 @@ def test_a_loop_of_ones_own_comes_home(save: Any, dataset: Dataset, project: Pat
     assert [m["val_loss"] for m in found[:2]] == [2.9, 2.8]
     assert attnlm.evaluate(run).loss == found[-1]["val_loss"] < 2.7
     assert run.checkpoint("last").step == run.checkpoint("best").step == 30
-    restored: Any = run.model()
+    restored: Any = attnlm.load_model(run, device="cpu")[0]
     assert restored.module.head.weight.equal(model.head.weight)
     assert model.training  # as it was
     (text,) = attnlm.samples(run, num_samples=1, tokens=10, seed=1)
@@ -87,7 +87,7 @@ def test_a_model_of_attnlm_is_saved_as_a_run(
     if own:
         own = {**own, "attention": f"{code}/{own['attention']}"}
     first = quick_run(dataset, embed_dim=8, heads=2, **own)
-    model = first.model(checkpoint="last")
+    model = attnlm.load_model(first, checkpoint="last", device="cpu")[0]
     kept = save(model)
     assert kept.config.spec.settings() == first.config.spec.settings()
     assert (kept.path / "code/parts.py").exists() == bool(own)

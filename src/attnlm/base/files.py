@@ -10,6 +10,7 @@ import io
 import json
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,6 +47,30 @@ def open_replacement(path: Path) -> Iterator[IO[bytes]]:
         finally:
             with contextlib.suppress(OSError):  # an earlier error says more
                 temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def replacement(path: Path) -> Iterator[Path]:
+    """Yield the path of a temporary file, for a library that writes files by name.
+
+    Everything else is as in `open_replacement`: the file becomes that at `path`, or is deleted.
+    """
+    with naming_path_in_errors(path):
+        remove_temporary_files(path.parent, glob.escape(path.name))
+        folder = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+        folder.mkdir()
+        try:
+            temporary = folder / path.name
+            temporary.touch()
+            mode = temporary.stat().st_mode
+            yield temporary
+            temporary.chmod(mode)  # a library may create a file that only its owner can read
+            with temporary.open("rb+") as written:
+                os.fsync(written.fileno())
+            temporary.replace(path)
+            _flush_folder(path.parent)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager

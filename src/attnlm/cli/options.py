@@ -81,6 +81,7 @@ def argument(default: Any, metavar: str, help: str, complete: Completer | None =
 _COMPLETERS = {
     "tokenizer": names("data set", "run", also=("char", "byte", *PUBLISHED)),
     "val_file": words("tales"),
+    "checkpoint": words("auto", "best", "last"),
 }
 
 
@@ -157,9 +158,9 @@ class Shared:
     """Options of several commands: where runs and data sets are, and how to read them."""
 
     checkpoint: str = setting(
-        "which weights; auto takes best, or last if only step 0 was evaluated",
+        "which weights: auto|best|last, or a step that --keep-every kept; auto takes best, or last "
+        "if only step 0 was evaluated",
         default="auto",
-        choices=("auto", "best", "last"),
     )
     device: str = setting(help_of(RECORD_OF["device"], "device"), default="auto")
     checkpoint_dir: str = setting("folder of the runs", default="checkpoints")

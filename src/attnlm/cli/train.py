@@ -31,7 +31,9 @@ _TOOLS = ("tensorboard", "wandb", "trackio")
 
 @with_options(
     RECORD_OF | shared("checkpoint", "checkpoint_dir", "data_dir", "verify"),
-    helps={"checkpoint": "which weights of the --from run: auto|best|last"},
+    helps={
+        "checkpoint": "which weights of the --from run: auto|best|last, or a step that was kept"
+    },
     common=(
         "model", "embed_dim", "layers", "block_size", "heads", "dropout", "batch_size", "steps",
         "budget", "learning_rate", "seed", "recipe", "dry_run", "name", "resume", "start_from",

@@ -123,6 +123,10 @@ class TrainingConfig:
         "validation tokens per evaluation during training, spread evenly over the split; default: "
         "all, or fewer if all would take too long"
     )
+    keep_every: int | None = _count_field(
+        "steps between weights that are kept, each in a file of its own that commands take as the "
+        "checkpoint of this step; default: keep only the best and the last weights"
+    )
     best_by: str | None = setting(
         "what makes an evaluation the best: the lowest loss, or the highest accuracy of whole "
         "answers; default: loss",

@@ -252,10 +252,6 @@ class Architecture:
         return {}
 
     @property
-    def map_counts(self) -> tuple[int, int]:
-        return (self.layers if self.maps_per_layer else 0), self.maps_per_layer
-
-    @property
     def materializes_attention(self) -> bool:
         """Return True if training keeps all attention weights in memory, to apply dropout to them.
 

@@ -135,13 +135,13 @@ def check_textbook(model: LanguageModel, name: str) -> None:
 
 
 def build_with_weights(
-    spec: ModelSpec, vocab_size: int, weights: Mapping[str, NDArray[Any]]
+    spec: ModelSpec, vocab_size: int, weights: Mapping[str, Tensor | NDArray[Any]]
 ) -> LanguageModel:
     """Return the model with these weights as its parameters, without copying them."""
     model = uninitialised_model(spec, vocab_size)
     for name, parameter in model.named_parameters():
         assert parameter.shape == weights[name].shape, name
-        parameter.data = torch.from_numpy(weights[name])
+        parameter.data = torch.as_tensor(weights[name])
     load_buffers(model, weights)
     return model
 
@@ -149,10 +149,10 @@ def build_with_weights(
 def stored_buffers(model: LanguageModel) -> dict[str, Tensor]:
     """Return the buffers that a checkpoint holds, which own code may change in training.
 
-    Complex numbers are stored as pairs of real numbers.
+    Complex numbers are stored as pairs of real numbers. The tensors are copies.
     """
     return {
-        name: torch.view_as_real(b.detach().resolve_conj()) if b.is_complex() else b.detach()
+        name: (torch.view_as_real(b.resolve_conj()) if b.is_complex() else b).detach().clone()
         for name, b in _persistent_buffers(model).items()
     }
 
@@ -164,16 +164,11 @@ def _persistent_buffers(model: LanguageModel) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_buffers(model: LanguageModel, stored: Mapping[str, Tensor | NDArray[Any]]) -> None:
-    """Set the buffers to what `stored_buffers` returned, in place: others may share them.
-
-    Arrays may hold the bits of a buffer as integers.
-    """
+    """Set the buffers to what `stored_buffers` returned, in place: others may share them."""
     for name, buffer in _persistent_buffers(model).items():
         values = torch.as_tensor(stored[name])
         if buffer.is_complex():
-            values = torch.view_as_complex(values.view(buffer.dtype.to_real()))
-        else:
-            values = values.view(buffer.dtype)
+            values = torch.view_as_complex(values)
         if 0 in buffer.stride():  # expanded: many elements have one place in memory
             buffer.set_(values.to(buffer.device))  # type: ignore[call-overload]
         else:

@@ -49,11 +49,6 @@ class _OwnSpec:
     arguments: Settings
     """the values of the code's arguments that have defaults, without PREFIX"""
 
-    @property
-    def map_counts(self) -> tuple[int, int]:
-        """Return (0, 0): snapshots record the number of maps, which is observed."""
-        return 0, 0
-
     def _code_settings(self) -> Settings:
         """Return the settings for the code: its names and its arguments."""
         return {**self.codes, **{PREFIX + name: value for name, value in self.arguments.items()}}

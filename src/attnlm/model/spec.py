@@ -62,10 +62,6 @@ class ModelSpec(Protocol):
     def codes(self) -> Mapping[str, OwnCode]:
         """Return the user's own code by what it replaces; empty for our models."""
 
-    @property
-    def map_counts(self) -> tuple[int, int]:
-        """Return the number of layers with attention, and of attention maps in each."""
-
     def settings(self) -> Settings:
         """Return the settings that together define the model."""
 

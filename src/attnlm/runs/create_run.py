@@ -6,11 +6,13 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from attnlm.base import files
 from attnlm.base.atomic_folders import move_to_free, numbered_paths, workspace
 from attnlm.base.errors import AttnlmError
 from attnlm.base.folders import check_name, resume_command, write_latest
+from attnlm.base.setting_fields import fields_of
 from attnlm.config.settings import Config
 from attnlm.data.dataset import Dataset
 from attnlm.model.own_specs import CODE
@@ -34,27 +36,19 @@ def create_run(
     `leaks` is as in Run. `parent` describes the run whose weights the new run starts from. Raises
     AttnlmError if the name exists, UsageError if it can't be a folder's name.
     """
-    # The data set's reference losses count the answers only.
-    is_comparable = dataset.examples is None or config.training.loss_on == "answers"
-    dataset_facts = DatasetFacts(
-        name=dataset.name,
-        path=str(dataset.path),
-        train_sha256=dataset.train_sha256,
-        val_sha256=dataset.val_sha256,
-        train_tokens=dataset.train_tokens,
-        val_tokens=dataset.val_tokens,
-        val_bytes=dataset.val_bytes,
-        bigram_loss=dataset.bigram_loss if is_comparable else None,
-        floor=dataset.floor if is_comparable else None,
-        question_end=dataset.examples.question_end if dataset.examples else None,
-        answer_end=dataset.examples.answer_end if dataset.examples else None,
-    )
+    names = fields_of(DatasetFacts)
+    copied: dict[str, Any] = {name: getattr(dataset, name, None) for name in names}
+    if dataset.examples is not None:
+        copied |= vars(dataset.examples)
+        if config.training.loss_on != "answers":  # reference losses count the answers only
+            copied |= {"bigram_loss": None, "floor": None}
+    facts = {name: copied[name] for name in names}
     run = Run(
         checkpoint_dir,
         config,
         vocab_size=dataset.vocab_size,
         parameters=parameters,
-        dataset=dataset_facts,
+        dataset=DatasetFacts(**{**facts, "path": str(dataset.path)}),
         parent=parent,
         leaks=leaks,
     )

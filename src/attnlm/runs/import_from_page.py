@@ -19,11 +19,10 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.json_records import limited, record_from_json
 from attnlm.config.settings import resolve
 from attnlm.model.inspection import check_finite, parameter_count
-from attnlm.runs.checkpoint import save_checkpoint
+from attnlm.runs.checkpoint import explaining_read_errors, save_checkpoint
 from attnlm.runs.create_run import create_run_folder
 from attnlm.runs.records import CheckpointFacts, DatasetFacts
 from attnlm.runs.run import Run
-from attnlm.runs.safetensors_file import explaining_read_errors
 from attnlm.tokens.tokenizer import CharTokenizer
 
 _KEY = "attnlm"

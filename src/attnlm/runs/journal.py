@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError
 from attnlm.base.json_records import limited, record_from_json
-from attnlm.model.spec import ModelSpec
 
 _Record = TypeVar("_Record")
 
@@ -47,9 +46,9 @@ class Journal(Generic[_Record]):
             raise self.damaged_error() from None
         return [record_from_json(self.record, value, self.path, self.hint) for value in values]
 
-    def append(self, record: _Record) -> None:
-        """Append a record and flush it to disk."""
-        files.append_bytes(self.path, _to_line(record))
+    def append(self, *records: _Record) -> None:
+        """Append records and flush them to disk."""
+        files.append_bytes(self.path, b"".join(map(_to_line, records)))
 
     def size(self) -> int:
         """Return the file's size in bytes, or 0 if the file does not exist."""
@@ -74,7 +73,8 @@ def _to_line(record: Any) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationRecord:
-    """A line of metrics.jsonl: an evaluation during training. Losses are in nats per token."""
+    """A loss at a step, a line of metrics.jsonl: an evaluation during training or, in the last
+    lines, of a checkpoint on the whole validation split. Losses are in nats per token."""
 
     step: int = limited(at_least=0)
     tokens: int
@@ -92,6 +92,8 @@ class EvaluationRecord:
     """None for ids that are no text"""
     learning_rate: float
     tokens_per_second: int
+    checkpoint: str = limited(default="", choices=("", "best", "last"))
+    """the checkpoint whose loss on the whole split this is; "" for an evaluation in training"""
 
 
 def ranking_key(loss: float, accuracy: float | None) -> tuple[float, float]:
@@ -134,14 +136,12 @@ class SnapshotRecord:
     passage: tuple[str, ...] = ()
     """the tokens of the passage; only the first line of the file has them"""
     shape: tuple[int, ...] = ()
-    """the numbers of layers and of maps in each; () if the model's settings determine them"""
+    """the numbers of layers and of maps in each; () if there are no maps"""
     scores: tuple[tuple[tuple[float, ...], ...], ...] = ()
     """the scores by pattern, layer and head"""
 
 
-def snapshot_record(
-    snapshot: Snapshot, spec: ModelSpec, passage: Sequence[str] = ()
-) -> SnapshotRecord:
+def snapshot_record(snapshot: Snapshot, passage: Sequence[str] = ()) -> SnapshotRecord:
     """Return the line of a snapshot."""
     maps_LHTT = snapshot.maps
     packed = None
@@ -150,8 +150,7 @@ def snapshot_record(
         rows, columns = np.tril_indices(maps_LHTT.shape[-1])
         levels = np.rint(255 * np.nan_to_num(maps_LHTT[..., rows, columns]))
         packed = base64.b64encode(levels.astype(np.uint8).tobytes()).decode()
-        if maps_LHTT.shape[:2] != spec.map_counts:
-            shape = maps_LHTT.shape[:2]
+        shape = maps_LHTT.shape[:2]
     scores = () if snapshot.scores is None else snapshot.scores.astype(float).round(3).tolist()
     return SnapshotRecord(
         step=snapshot.step,
@@ -163,11 +162,11 @@ def snapshot_record(
     )
 
 
-def decode_snapshot(record: SnapshotRecord, spec: ModelSpec) -> Snapshot:
-    """Return the snapshot of a line. Raises ValueError if the maps do not fit the model."""
+def decode_snapshot(record: SnapshotRecord) -> Snapshot:
+    """Return the snapshot of a line. Raises ValueError if the maps do not have their shape."""
     if record.maps is None:
         return Snapshot(record.step, record.text, None)
-    layers, heads = record.shape or spec.map_counts
+    layers, heads = record.shape
     levels: NDArray[Any] = np.frombuffer(base64.b64decode(record.maps, validate=True), np.uint8)
     levels = levels.reshape(layers, heads, -1)
     length = (math.isqrt(8 * levels.shape[-1] + 1) - 1) // 2

@@ -47,15 +47,6 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Adapted:
-    """A width, a number of heads or of steps that a rung has because of `equal`."""
-
-    rung: str
-    setting: str
-    value: int
-
-
-@dataclass(frozen=True)
 class LadderPlan:
     """The resolved settings of a ladder. A ladder that was stopped is resumed with them."""
 
@@ -85,8 +76,8 @@ class LadderPlan:
     trials: tuple[Trial, ...] = ()
     equal: str = limited(default="tokens", choices=EQUAL)
     """what is held equal in all rungs: tokens, parameters, FLOPs of training, or its time"""
-    adapted: tuple[Adapted, ...] = ()
-    """the settings that the rungs have because of `equal`"""
+    adapted: Mapping[str, Any] = field(default_factory=dict)
+    """the settings that a rung has because of `equal`, by its name: widths, heads or steps"""
     failed: Mapping[str, str] = field(default_factory=dict)
     """why a rung failed, by its name: training diverged, or its own code raised an error"""
     codes: Mapping[str, Any] = field(default_factory=dict)
@@ -95,19 +86,21 @@ class LadderPlan:
     def settings(self, rung: str, seed: int) -> dict[str, Any]:
         """Return the training settings of a rung for one seed."""
         shared = {key: value for key in _SHARED if (value := getattr(self, key)) is not None}
-        adapted = {a.setting: a.value for a in self.adapted if a.rung == rung}
         tuned = [(t.loss, t.value) for t in self.trials if t.rung == rung and t.loss is not None]
-        best: dict[str, Any] = {}
+        settings = {**shared, **self.adapted.get(rung, {}), "seed": seed}
+        settings |= variant(rung, self.codes)
         if self.tune is not None and tuned:
-            best = {self.tune: type_of(TrainingConfig, self.tune)(min(tuned)[1])}
-        return {**shared, **adapted, "seed": seed, **variant(rung, self.codes), **best}
+            settings[self.tune] = type_of(TrainingConfig, self.tune)(min(tuned)[1])
+        return settings
 
     @property
     def adaptation(self) -> str:
         """The adapted settings in words: `average: embed_dim 24; multi-head: embed_dim 20`."""
-        in_order = (a for rung in self.rungs for a in self.adapted if a.rung == rung)
-        adapted = (f"{a.rung}: {a.setting.removeprefix(PREFIX)} {a.value:,}" for a in in_order)
-        return "; ".join(adapted)
+        return "; ".join(
+            f"{rung}: {setting.removeprefix(PREFIX)} {value:,}"
+            for rung in self.rungs
+            for setting, value in self.adapted.get(rung, {}).items()
+        )
 
     def grid(self, rung: str) -> list[float]:
         """Return the values of `tune` to try for a rung: none if the rung's name has a value.
@@ -149,8 +142,10 @@ class LadderPlan:
             )
         for name in ("tokens", "seeds", "equal"):
             check_value(LadderPlan, name, getattr(self, name))
-        if any(n not in self.rungs or not isinstance(r, str) for n, r in self.failed.items()):
-            raise UsageError(f"its 'failed' cannot be {quoted(self.failed)}", "")
+        for name, kind in (("failed", str), ("adapted", dict)):
+            by_rung = getattr(self, name)
+            if any(n not in self.rungs or not isinstance(v, kind) for n, v in by_rung.items()):
+                raise UsageError(f"its {name!r} cannot be {quoted(by_rung)}", "")
         if self.equal == "time" and self.steps is not None:
             raise UsageError("`equal` time cannot be combined with `steps`", "use `budget`")
         if self.tune in SHARED or not hasattr(TrainingConfig, self.tune or "seed"):

@@ -10,15 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnlm.base import files
 from attnlm.base.errors import AttnlmError
 from attnlm.compute.device import Device, choose_device
 from attnlm.data.dataset import Dataset
 from attnlm.model.architecture import Architecture
-from attnlm.runs.checkpoint import load_checkpoint
+from attnlm.runs.checkpoint import Array, load_checkpoint
 from attnlm.runs.records import ParentRecord
-from attnlm.runs.run import COPY_THE_RUN, Checkpoint, Run, open_run
-from attnlm.runs.safetensors_file import Array, explaining_read_errors
+from attnlm.runs.run import Checkpoint, Run, open_run
 
 if TYPE_CHECKING:
     from attnlm.model.language_model import LanguageModel
@@ -41,8 +39,9 @@ def load_model(
         logits = model(torch.tensor([ids], device=device.torch))
 
     Hooks of all its modules fire when the model is called. `model.loss(inputs, targets)` does not
-    call the LM head. `checkpoint` is auto, best or last. `device` is auto, cpu, cuda or mps. Raises
-    AttnlmError if files are missing or damaged, or if the device is not available.
+    call the LM head. `checkpoint` is auto, best, last, or a step that `keep_every` kept. `device`
+    is auto, cpu, cuda or mps. Raises AttnlmError if files are missing or damaged, or if the device
+    is not available.
     """
     from attnlm.model.inspection import build_with_weights
 
@@ -107,7 +106,7 @@ def parent_record(parent: Run, checkpoint: str) -> ParentRecord:
         path=str(parent.path.absolute()),
         checkpoint=start.which,
         step=start.step,
-        sha256=_checkpoint_hash(start.path),
+        sha256=parent.facts(start.path).sha256,
     )
 
 
@@ -118,16 +117,10 @@ def parent_weights(run: Run, parent: ParentRecord) -> Mapping[str, Array]:
     """
     parent_run = open_run(Path(parent.path))
     start = parent_run.checkpoint(parent.checkpoint)
-    weights = load_weights(parent_run, start)
-    if _checkpoint_hash(start.path) != parent.sha256:
+    facts, weights, _ = load_checkpoint(start.path, parent_run.config.spec, parent_run.vocab_size)
+    if facts["sha256"] != parent.sha256:
         raise AttnlmError(
             f"{parent.name} has changed since {run.name} was created from it",
             "wait until its training has ended, then start again",
         )
     return weights
-
-
-def _checkpoint_hash(checkpoint: Path) -> str:
-    """Return the hash of a checkpoint. Raises AttnlmError if it can't be read."""
-    with explaining_read_errors(checkpoint, "", COPY_THE_RUN):
-        return files.file_hash(checkpoint)

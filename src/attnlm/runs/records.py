@@ -1,4 +1,4 @@
-"""The records in a run's JSON files: config.json, whole.json, and the facts of checkpoints."""
+"""The records in a run's JSON files: config.json, and the facts of checkpoints."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from attnlm.base.json_records import limited
+from attnlm.base.setting_fields import fields_of
 
 if TYPE_CHECKING:
     from attnlm.data.dataset import Dataset
-    from attnlm.runs.ladder_plan import LadderPlan
 
 NOT_COMPARABLE = "not comparable: the model sees later tokens"
 
@@ -43,7 +43,7 @@ class ParentRecord:
 
     name: str
     path: str = limited(matches=r"[^\0]*")
-    checkpoint: str = limited(choices=("best", "last"))
+    checkpoint: str = limited(matches=r"best|last|\d+")
     step: int = limited(at_least=0)
     sha256: str
 
@@ -73,45 +73,39 @@ class StoredRun(RunFacts):
     config: Mapping[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class CheckpointFacts:
-    """The facts that any checkpoint may have: JSON values in addition to tensors.
+    """The facts that a checkpoint holds with the tensors. The last checkpoint of a training has all
+    of them but `val_loss`.
 
-    The last checkpoint of a training also has the other numbers of SavedState.
+    No random state is saved, since the seed and the step determine the random numbers.
     """
 
-    step: int = limited(at_least=0)
+    step: int = limited(default=0, at_least=0)
     val_loss: float | None = None
-    evaluated_step: int | None = None
-    best_step: int | None = None
-    best_loss: float | None = limited(default=None, at_most=math.inf)
-    best_accuracy: float | None = None
+    evaluated_step: int = limited(default=-1, at_least=-1)
+    """the step of the newest evaluation; −1 before the first"""
+    best_step: int = limited(default=0, at_least=0)
+    best_loss: float = limited(default=math.inf, at_most=math.inf)
+    best_accuracy: float | None = limited(default=None, at_least=0, at_most=1)
+    """the accuracy at `best_step`, if the best is chosen by accuracy"""
+    stale: int = limited(default=0, at_least=0)
+    """the number of evaluations since the best one"""
+    loss_sum: float = limited(default=0.0, at_least=-1e38, at_most=1e38)
+    """the sum of the training losses since the newest evaluation"""
+    progress: float = limited(default=0.0, at_least=0, at_most=1)
+    """the fraction of its budget that a run with a budget has used"""
+    sha256: str = ""
+    """the hash of the tensors and the other facts of a saved checkpoint"""
 
     def content(self) -> dict[str, Any]:
-        """Return the facts that are known, as JSON values."""
-        return {name: value for name, value in vars(self).items() if value is not None}
+        """Return the step, and other facts that have not their default, but not the hash."""
+        others = [f for f in fields_of(CheckpointFacts).values() if f.name != "sha256"]
+        changed = {f.name: value for f in others if (value := getattr(self, f.name)) != f.default}
+        return {"step": self.step, **changed}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """A checkpoint's loss on the whole validation split."""
-
-    step: int = limited(at_least=0)
-    val_loss: float
-    bits_per_byte: float | None
-    evaluated_tokens: int
-    accuracy: float | None = limited(default=None, at_least=0, at_most=1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class WholeSplitLosses:
-    """The content of whole.json."""
-
-    best: Measured
-    last: Measured
-
-
-def has_same_ids(dataset: Dataset, recorded: DatasetFacts | LadderPlan) -> bool:
+def has_same_ids(dataset: Dataset, recorded: DatasetFacts) -> bool:
     """Return True if a data set has the ids that a run or a ladder has recorded."""
     hashes = (recorded.train_sha256, recorded.val_sha256)
     return (dataset.train_sha256, dataset.val_sha256) == hashes

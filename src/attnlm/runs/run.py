@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attnlm
 from attnlm.base import files
@@ -28,6 +28,7 @@ from attnlm.base.setting_fields import fields_of
 from attnlm.config.settings import CHOSEN_BY_NAME, Config, resolve
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.model.own_specs import CODE
+from attnlm.runs.checkpoint import load_facts
 from attnlm.runs.journal import (
     EARLY_STEPS,
     EvaluationRecord,
@@ -41,24 +42,19 @@ from attnlm.runs.journal import (
 from attnlm.runs.records import (
     NOT_COMPARABLE,
     CheckpointFacts,
-    Measured,
+    DatasetFacts,
     RunFacts,
     StoredRun,
-    WholeSplitLosses,
     has_same_ids,
     reference_losses,
 )
 from attnlm.tokens import tokenizer
 
-if TYPE_CHECKING:
-    from attnlm.model.language_model import LanguageModel  # loads torch
-
 FORMAT = 1
 
 COPY_THE_RUN = "copy the run's folder again from its source"
-_WHOLE = "whole.json"
 _FULL_TICKER = 2**25  # bytes
-_LONGEST_HEADER = 10**8  # bytes, as in safetensors
+_KEPT = "step-{:06}.safetensors"
 
 
 @dataclass(frozen=True)
@@ -67,7 +63,7 @@ class Result:
 
     records: Sequence[EvaluationRecord]
     """one per evaluation during training, oldest first"""
-    whole: Mapping[str, Measured]
+    whole: Mapping[str, EvaluationRecord]
     """losses of `best` and `last` on the whole validation split; empty if not measured"""
     _evaluated_part: str
     _by_accuracy: bool = False
@@ -88,7 +84,7 @@ class Result:
         return min(self.records, key=key)
 
     @property
-    def final(self) -> EvaluationRecord | Measured:
+    def final(self) -> EvaluationRecord:
         """The best checkpoint's step and losses; those on the whole split if they were measured."""
         return self.whole.get("best", self.best)
 
@@ -109,10 +105,10 @@ class Result:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One of a run's two checkpoints."""
+    """One of a run's checkpoints."""
 
     which: str
-    """best or last"""
+    """best, last or, for weights that `keep_every` kept, their step"""
     path: Path
     step: int
     val_loss: float | None
@@ -128,7 +124,8 @@ class Checkpoint:
             evaluated = f"validation loss {self.val_loss:.4f}"
             evaluated += f" on {self.part}" if self.part else ""
             evaluated += f", {NOT_COMPARABLE}" if self.leaks else ""
-        return f"{self.which} checkpoint (step {self.step}, {evaluated})"
+        kind = "kept" if self.which.isdecimal() else self.which
+        return f"{kind} checkpoint (step {self.step}, {evaluated})"
 
 
 @dataclass(frozen=True)
@@ -183,7 +180,8 @@ class Run(RunFacts):
         if self.parent is None:
             return ""
         parent = self.parent
-        return f"{parent.name}, {parent.checkpoint} checkpoint (step {parent.step:,})"
+        kind = "kept" if parent.checkpoint.isdecimal() else parent.checkpoint
+        return f"{parent.name}, {kind} checkpoint (step {parent.step:,})"
 
     @property
     def evaluated_part(self) -> str:
@@ -194,54 +192,60 @@ class Run(RunFacts):
             return ""
         return f"{max(1, most // length) * length:,} of {self.dataset.val_tokens:,} tokens"
 
-    def checkpoint(self, which: str | Checkpoint = "auto") -> Checkpoint:
-        """Return the checkpoint `best`, `last` or `auto`.
+    def kept(self, step: int) -> Path:
+        """Return the file of the weights that `keep_every` keeps of a step."""
+        return self.path / _KEPT.format(step)
+
+    def kept_steps(self) -> list[int]:
+        """Return the steps whose weights were kept."""
+        found = (re.fullmatch(r"step-(\d+)\.safetensors", p.name) for p in self.path.iterdir())
+        return sorted(int(match[1]) for match in found if match)
+
+    def checkpoint(self, which: str | int | Checkpoint = "auto") -> Checkpoint:
+        """Return the checkpoint `best`, `last` or `auto`, or the one that was kept of a step.
 
         `auto` means best, but last if best is missing or if only step 0 was evaluated. Raises
-        UsageError for any other word, AttnlmError if the file is missing or damaged.
+        UsageError for any other word and for a step that was not kept, AttnlmError if the file is
+        missing or damaged.
         """
         if isinstance(which, Checkpoint):
             return which
+        if str(which).isdecimal():
+            kept = self.kept_steps()
+            if int(which) not in kept:
+                steps = ", ".join(f"{step}" for step in kept)
+                raise UsageError(
+                    f"{self.name} has not kept the weights of step {int(which)}",
+                    f"choose from {steps}, best, last" if kept else "train with `keep_every`",
+                )
+            return self._described(str(int(which)), self.kept(int(which)))
         if which not in ("auto", "best", "last"):
             raise UsageError(
-                f"invalid value for `checkpoint`: {which!r}", "choose from auto, best, last"
+                f"invalid value for `checkpoint`: {which!r}",
+                "choose from auto, best, last, or a step that `keep_every` kept",
             )
         is_auto = which == "auto" and self.last.exists()
         if which == "last" or (is_auto and not self.best.exists()):
-            return self._describe_checkpoint("last", self._read_facts(self.last))
-        best = self._read_facts(self.best)
+            return self._described("last", self.last)
+        best = self._described("best", self.best)
         if is_auto and best.step == 0:
-            last = self._read_facts(self.last)
+            last = self.facts(self.last)
             if last.evaluated_step == 0 < last.step:
-                return self._describe_checkpoint("last", last)
-        return self._describe_checkpoint("best", best)
+                return self._described("last", self.last)
+        return best
 
-    def _read_facts(self, path: Path) -> CheckpointFacts:
-        from attnlm.runs.checkpoint import load_facts  # loads torch
+    def facts(self, path: Path) -> CheckpointFacts:
+        """Return what the checkpoint at `path` holds with the tensors. Raises AttnlmError."""
+        return record_from_json(CheckpointFacts, load_facts(path), path, COPY_THE_RUN)
 
-        facts = load_facts(path, self.config.spec, self.vocab_size)
-        return record_from_json(CheckpointFacts, facts, path, COPY_THE_RUN)
-
-    def _describe_checkpoint(self, which: str, facts: CheckpointFacts) -> Checkpoint:
+    def _described(self, which: str, path: Path) -> Checkpoint:
+        facts = self.facts(path)
         loss = facts.val_loss
         if loss is None:
             with contextlib.suppress(AttnlmError):  # the checkpoint is usable without metrics
                 losses = {record.step: record.val_loss for record in self.evaluations()}
                 loss = losses.get(facts.step)
-        path = self.path / f"{which}.safetensors"
         return Checkpoint(which, path, facts.step, loss, self.evaluated_part, bool(self.leaks))
-
-    def model(self, *, checkpoint: str = "auto", device: str = "cpu") -> LanguageModel:
-        """Return the model, a torch.nn.Module in evaluation mode: ids (B, T) → logits (B, T, V).
-
-            ids = torch.tensor([run.tokenizer.encode("Once ")])
-            logits = run.model()(ids)
-
-        `device` is cpu (default), auto, cuda or mps. Raises AttnlmError as `load_model` does.
-        """
-        from attnlm.runs.load_model import load_model  # loads torch
-
-        return load_model(self, checkpoint=checkpoint, device=device)[0]
 
     @cached_property
     def tokenizer(self) -> tokenizer.Tokenizer:
@@ -264,15 +268,20 @@ class Run(RunFacts):
         `pandas.DataFrame(run.metrics())` makes a table. Raises AttnlmError if the file is
         damaged, or if it has not the best and the newest evaluation that the last checkpoint names.
         """
-        return [asdict(record) for record in self.evaluations()]
+        return [
+            {name: value for name, value in asdict(record).items() if name != "checkpoint"}
+            for record in self.evaluations()
+        ]
 
     def evaluations(self) -> list[EvaluationRecord]:
         """Return the records of `metrics`. Raises AttnlmError as `metrics` does."""
-        saved = self._facts_of_last()  # first: training adds a record before it saves the step
-        records = self._metrics.records()
-        last = -1 if saved is None or saved.evaluated_step is None else saved.evaluated_step
-        if saved is None or saved.best_loss is None or last < 0 or not self._metrics.path.exists():
+        saved = None  # read first: training adds a record before it saves the step
+        with contextlib.suppress(AttnlmError):
+            saved = self.facts(self.last)
+        records = [record for record in self._metrics.records() if not record.checkpoint]
+        if saved is None or saved.evaluated_step < 0 or not self._metrics.path.exists():
             return records
+        last = saved.evaluated_step
         by_accuracy = self.config.training.best_by == "accuracy"
         known = [record for record in records if record.step <= last]
         if known:
@@ -286,15 +295,6 @@ class Run(RunFacts):
             f"{last}, and the best one of step {saved.best_step}, with loss {saved.best_loss:.4f}",
             COPY_THE_RUN,
         )
-
-    def _facts_of_last(self) -> CheckpointFacts | None:
-        """Return the facts of the last checkpoint, without torch; None if they cannot be read."""
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttnlmError):
-            with files.open_regular(self.last) as file:
-                length = int.from_bytes(file.read(8), "little")
-                metadata = json.loads(file.read(min(length, _LONGEST_HEADER)))["__metadata__"]
-            return record_from_json(CheckpointFacts, json.loads(metadata["facts"]), self.last)
-        return None
 
     def evaluations_until(self, evaluated_step: int) -> list[EvaluationRecord]:
         """Return the records up to the step `evaluated_step`; [] for −1 (before any evaluation).
@@ -315,7 +315,7 @@ class Run(RunFacts):
         Raises AttnlmError if the file is damaged. Missing lines are not detected.
         """
         try:
-            return [decode_snapshot(record, self.config.spec) for record in self._ticker.records()]
+            return [decode_snapshot(record) for record in self._ticker.records()]
         except ValueError:
             raise self._ticker.damaged_error() from None
 
@@ -323,18 +323,25 @@ class Run(RunFacts):
         """Return the tokens whose attention the snapshots' maps show, or [] if there are none."""
         return next((list(r.passage) for r in self._ticker.records() if r.passage), [])
 
-    def whole(self) -> dict[str, Measured]:
+    def whole(self) -> dict[str, EvaluationRecord]:
         """Return the losses of the `best` and the `last` checkpoint on the whole validation split.
 
-        Each value has the fields step, val_loss, bits_per_byte and evaluated_tokens. The result is
-        empty if evaluations covered the whole split anyway, or if measuring the whole split would
-        have taken too long. Raises AttnlmError if the file is damaged.
+        The result is empty if evaluations covered the whole split anyway, or if measuring the whole
+        split would have taken too long. Raises AttnlmError if the file is damaged.
         """
-        path = self.path / _WHOLE
-        if not path.exists():
-            return {}
-        content = files.read_sealed(path)
-        return dict(vars(record_from_json(WholeSplitLosses, content, path, COPY_THE_RUN)))
+        records = self._metrics.records()
+        whole = {record.checkpoint: record for record in records if record.checkpoint}
+        for record in whole.values():  # bits and nats differ by the same factor in all of them
+            products = [
+                nats * (bits or 0)
+                for nats, bits in (
+                    (record.val_loss, records[0].bits_per_byte),
+                    (records[0].val_loss, record.bits_per_byte),
+                )
+            ]
+            if not math.isclose(*products, rel_tol=1e-6):
+                raise self._metrics.damaged_error()
+        return whole
 
     def result(self) -> Result | None:
         """Return the results of the run's evaluations, or None before the first.
@@ -349,16 +356,9 @@ class Run(RunFacts):
         """Return losses to compare with, in nats per token, keyed by a label such as `floor`."""
         return reference_losses(self.vocab_size, self.dataset)
 
-    def save_whole(self, best: Measured, last: Measured) -> None:
-        """Write the file that `whole` reads."""
-        files.write_json(self.path / _WHOLE, asdict(WholeSplitLosses(best=best, last=last)))
-
-    def append_evaluation(
-        self, record: EvaluationRecord, snapshot: Snapshot, passage: list[str]
-    ) -> None:
-        """Add a record to the metrics, and a snapshot as `append_snapshot` does."""
-        self._metrics.append(record)
-        self.append_snapshot(snapshot, passage)
+    def append_evaluations(self, *records: EvaluationRecord) -> None:
+        """Add records to the metrics."""
+        self._metrics.append(*records)
 
     def append_snapshot(self, snapshot: Snapshot, passage: list[str]) -> None:
         """Add a snapshot to the ticker unless the ticker is full.
@@ -368,17 +368,20 @@ class Run(RunFacts):
         size = self._ticker.size()
         if size < _FULL_TICKER:
             first = [] if size else passage
-            self._ticker.append(snapshot_record(snapshot, self.config.spec, first))
+            self._ticker.append(snapshot_record(snapshot, first))
 
     def discard_after(self, evaluated_step: int, step: int) -> None:
-        """Drop evaluations after `evaluated_step`, snapshots from `step` on, and whole.json."""
+        """Drop evaluations after `evaluated_step`, snapshots from `step` on, losses on the whole
+        split, and weights that were kept of steps after `step`."""
         metrics = self.evaluations_until(evaluated_step)
         self.ticker()  # raises if it is damaged
         steps = {record.step for record in metrics} | {n for n in EARLY_STEPS if n < step}
         ticker = [line for line in self._ticker.records() if line.step in steps]
         self._metrics.replace(metrics)
         self._ticker.replace(ticker)
-        (self.path / _WHOLE).unlink(missing_ok=True)
+        for kept in self.kept_steps():
+            if kept > step:
+                self.kept(kept).unlink()
 
     @property
     def _metrics(self) -> Journal[EvaluationRecord]:
@@ -486,28 +489,39 @@ def open_dataset_of(run: Run, data_dir: Path, *, verify: bool = False) -> Datase
             f"{run.name} was imported and has no data set",
             f"prepare one with `tokenizer` {run.path}, then name it as `data`",
         )
-    recorded = run.dataset
-    path = Path(recorded.path)
-    dataset = open_recorded(run.name, path, recorded.name, data_dir, verify=verify)
-    if not has_same_ids(dataset, recorded) or dataset.vocab_size != run.vocab_size:
-        raise AttnlmError(
-            f"{dataset.path} is not the data set that {run.name} was trained on",
-            f"prepare the original data set again, or move it to {path}",
-        )
-    return dataset
+    return open_recorded(run.name, run.dataset, data_dir, verify=verify, vocab_size=run.vocab_size)
 
 
 def open_recorded(
-    owner: str, path: Path, name: str, data_dir: Path, *, verify: bool = False
+    owner: str,
+    recorded: DatasetFacts,
+    data_dir: Path,
+    dataset: str | Path | Dataset | None = None,
+    *,
+    verify: bool = False,
+    vocab_size: int | None = None,
 ) -> Dataset:
-    """Return the data set that `owner` recorded, at its path or else by name in `data_dir`."""
-    put_back(data_dir)
-    if not is_folder(path) and not is_folder(data_dir / name):
+    """Return the data set that a run or ladder, the `owner`, recorded.
+
+    It is `dataset` or, by default, at its recorded path or else in `data_dir` by its name. Raises
+    AttnlmError if it is missing, or has other ids than recorded or not `vocab_size` of them.
+    """
+    path = Path(recorded.path)
+    if dataset is None:
+        put_back(data_dir)
+        dataset = path if is_folder(path) else recorded.name
+        if not is_folder(path) and not is_folder(data_dir / recorded.name):
+            raise AttnlmError(
+                f"the data set of {owner} is gone: {path}",
+                "prepare it again, or move it back to this place",
+            )
+    opened = open_dataset(dataset, data_dir=data_dir, verify=verify)
+    if not has_same_ids(opened, recorded) or vocab_size not in (None, opened.vocab_size):
         raise AttnlmError(
-            f"the data set of {owner} is gone: {path}",
-            "prepare it again, or move it back to this place",
+            f"{opened.path} is not the data set that {owner} was trained on",
+            f"prepare the original data set again, or move it to {path}",
         )
-    return open_dataset(path if is_folder(path) else name, data_dir=data_dir, verify=verify)
+    return opened
 
 
 def run_summary(run: Run) -> dict[str, str]:
@@ -530,7 +544,7 @@ def run_summary(run: Run) -> dict[str, str]:
     summary["steps"] = f"{step:,} of {training.length_text}, each {batch}, seed {training.seed}"
     if result is not None:
         best = f"best loss, {run.evaluated_part or 'whole split'}"
-        losses: dict[str, EvaluationRecord | Measured] = {best: result.best}
+        losses = {best: result.best}
         losses |= {f"{which} loss, whole split": result.whole[which] for which in result.whole}
         for label, record in losses.items():
             right = "" if record.accuracy is None else f"{record.accuracy:.1%} of answers right, "

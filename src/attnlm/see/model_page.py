@@ -17,10 +17,10 @@ from attnlm.base.formatting import quantity
 from attnlm.data.dataset import ids_at
 from attnlm.model.architecture import Architecture, UnsupportedError, require_architecture
 from attnlm.model.spec import Use
+from attnlm.runs.checkpoint import Array
 from attnlm.runs.external_formats import Exported
 from attnlm.runs.load_model import checked_weights
 from attnlm.runs.run import Checkpoint, Run, open_dataset_of, run_summary
-from attnlm.runs.safetensors_file import Array
 from attnlm.see.page import encode_base64, render
 from attnlm.tokens.tokenizer import BpeTokenizer, CharTokenizer, IdsTokenizer, Tokenizer
 

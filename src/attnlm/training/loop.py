@@ -82,6 +82,7 @@ def fit(
                     elif run_schedule.should_snapshot:
                         writer.add_snapshot()
                         watch.restart()
+                    writer.keep_weights()
                     if run_schedule.should_stop:
                         break
                     began = time.perf_counter()

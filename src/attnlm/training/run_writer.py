@@ -17,7 +17,9 @@ from attnlm.compute.processes import LostProcessError
 from attnlm.data.dataset import Dataset
 from attnlm.data.examples import limit_per_window
 from attnlm.model.language_model import LanguageModel
+from attnlm.runs.checkpoint import save_checkpoint
 from attnlm.runs.journal import EvaluationRecord, Snapshot
+from attnlm.runs.records import CheckpointFacts
 from attnlm.runs.run import Run
 from attnlm.training.budget_clock import expected_steps
 from attnlm.training.eval_budget import affordable_tokens_of_budget
@@ -81,7 +83,8 @@ class RunWriter:
         with explaining_write_errors(self.run, state):
             if snapshot_and_passage is not None:
                 snapshot, passage = snapshot_and_passage
-                self.run.append_evaluation(record, snapshot, passage)
+                self.run.append_evaluations(record)
+                self.run.append_snapshot(snapshot, passage)
             if self.stepper.processes.is_main:
                 save_state(self.run, state, evaluation.loss if improved else None)
         self.run_schedule.record_evaluation(time.perf_counter() - began, validation_seconds)
@@ -110,6 +113,14 @@ class RunWriter:
             learning_rate=learning_rate(state.step, config.training, steps),
             tokens_per_second=round(tokens_per_second),
         )
+
+    def keep_weights(self) -> None:
+        """Keep the weights of this step, if `keep_every` says so."""
+        keep_every, step = self.run.config.training.keep_every, self._state.step
+        if keep_every is not None and step % keep_every == 0 and self.stepper.processes.is_main:
+            with explaining_write_errors(self.run, self._state):
+                facts = CheckpointFacts(step=step).content()
+                save_checkpoint(self.run.kept(step), self._state.optimizer.weights(), facts)
 
     def add_snapshot(self) -> None:
         """Add a snapshot to the run, without an evaluation."""

@@ -2,59 +2,31 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from attnlm.base.errors import AttnlmError
-from attnlm.base.json_records import limited, record_from_json
+from attnlm.base.json_records import record_from_json
 from attnlm.compute.device import Device
 from attnlm.compute.processes import ALONE, Processes
 from attnlm.config.settings import Config
 from attnlm.model.inspection import load_buffers, stored_buffers
 from attnlm.model.language_model import LanguageModel, Transformer
-from attnlm.runs.checkpoint import load_checkpoint, load_facts, save_checkpoint
+from attnlm.runs.checkpoint import Array, load_checkpoint, save_checkpoint
 from attnlm.runs.journal import ranking_key
 from attnlm.runs.load_model import parent_weights
 from attnlm.runs.records import CheckpointFacts
 from attnlm.runs.run import COPY_THE_RUN, Run
-from attnlm.runs.safetensors_file import Array
 from attnlm.training.optimizer import Optimizer
 from attnlm.training.random_state import keeping_random_state, seed_generators
 
 
 @dataclass(kw_only=True)
-class SavedState:
-    """The numbers that a checkpoint holds with the tensors.
-
-    No random state is saved, since the seed and the step determine the random numbers.
-    """
-
-    step: int = limited(default=0, at_least=0)
-    evaluated_step: int = limited(default=-1, at_least=-1)
-    """The step of the newest evaluation; −1 before the first."""
-    best_step: int = limited(default=0, at_least=0)
-    best_loss: float = limited(default=math.inf, at_most=math.inf)
-    best_accuracy: float | None = limited(default=None, at_least=0, at_most=1)
-    """The accuracy at `best_step`, if the best is chosen by accuracy."""
-    stale: int = limited(default=0, at_least=0)
-    """The number of evaluations since the best one."""
-    loss_sum: float = limited(default=0.0, at_least=-1e38, at_most=1e38)
-    """The sum of the training losses since the newest evaluation."""
-    progress: float = limited(default=0.0, at_least=0, at_most=1)
-    """The fraction of its budget that a run with a budget has used."""
-
-    def content(self) -> dict[str, Any]:
-        """Return the numbers as JSON values."""
-        return {field.name: getattr(self, field.name) for field in fields(SavedState)}
-
-
-@dataclass(kw_only=True)
-class TrainingState(SavedState):
+class TrainingState(CheckpointFacts):
     """The state that changes from step to step, and the device. Only its methods change it."""
 
     model: LanguageModel
@@ -131,7 +103,7 @@ def _restore(
         )
     _copy(means, state.optimizer.state())
     _load(weights, state)
-    saved = record_from_json(SavedState, facts, run.last, COPY_THE_RUN)
+    saved = record_from_json(CheckpointFacts, facts, run.last, COPY_THE_RUN)
     evaluations = run.evaluations_until(saved.evaluated_step)
     return replace(
         state,
@@ -162,13 +134,7 @@ def _load(weights: Mapping[str, Array], state: TrainingState) -> None:
 
 def _copy(source: Mapping[str, Array], into: Mapping[str, Tensor]) -> None:
     for name, values in into.items():
-        values.copy_(torch.from_numpy(source[name]))
-
-
-def read_saved_state(run: Run) -> SavedState:
-    """Return the numbers in the run's last checkpoint. Raises AttnlmError."""
-    facts = load_facts(run.last, run.config.spec, run.vocab_size)
-    return record_from_json(SavedState, facts, run.last, COPY_THE_RUN)
+        values.copy_(torch.as_tensor(source[name]))
 
 
 def save_state(run: Run, state: TrainingState, best_loss: float | None = None) -> None:

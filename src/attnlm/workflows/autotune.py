@@ -12,7 +12,10 @@ import secrets
 import shutil
 import time
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import torch
 
 from attnlm.base.errors import AttnlmError, UsageError
@@ -20,14 +23,15 @@ from attnlm.base.events import Note, OnEvent
 from attnlm.compute.device import Device, choose_device, use_precision
 from attnlm.compute.native import native_library
 from attnlm.compute.threads import torch_settings_restored
-from attnlm.config.new_run import SizeCandidates
+from attnlm.config.new_run import Request, SizeCandidates
 from attnlm.config.settings import Config, resolve
 from attnlm.data.batches import check_splits
-from attnlm.data.dataset import Dataset
+from attnlm.data.dataset import Dataset, id_dtype
 from attnlm.model.inspection import parameter_count
+from attnlm.model.own_specs import with_defaults
 from attnlm.training.budget_clock import BudgetClock
 from attnlm.training.cuda_graph import FIRST_CALLS
-from attnlm.training.eval_budget import step_cost
+from attnlm.training.eval_budget import affordable_eval_tokens, step_cost
 from attnlm.training.forms import has_native_form, is_native_faster
 from attnlm.training.memory import affordable_micro_batch, check_memory
 from attnlm.training.own_code_trial import TRIED_WINDOWS, try_division
@@ -43,6 +47,8 @@ _LONG_BUDGET = 120.0  # seconds
 # longer than such a run (docs/speed.md).
 _SMALL_FOR_THREADS = 1e8
 _SMALL_FOR_GPU = 2e7
+_LONGEST = 60.0  # seconds of a measurement of steps
+_WINDOWS = 64  # of random tokens in place of a data set
 
 
 def choose_training_device(config: Config, dataset: Dataset) -> Device:
@@ -55,6 +61,53 @@ def choose_training_device(config: Config, dataset: Dataset) -> Device:
     if device.name == "cpu" or not is_open or not is_small:
         return device
     return replace(choose_device("cpu"), reason=f"a step is too small for {device.name}")
+
+
+def complete_config(
+    request: Request, dataset: Dataset, began: float, on_event: OnEvent
+) -> tuple[Config, Device]:
+    """Return the complete configuration of a new run, and the device to train on."""
+    config = request.config
+    if request.candidates is not None:
+        config = affordable_size(request.candidates, dataset, began, on_event)
+        config = replace(config, spec=with_defaults(config.spec))
+    model = config.spec.name
+    for key in config.dropped:
+        on_event(Note(f"ignoring the recipe's {key}: it does not apply to this {model}"))
+    if config.recipe_tokenizer not in (None, dataset.tokenizer.name):
+        made_for = f"the recipe was made for `tokenizer` {config.recipe_tokenizer}"
+        other = f"{dataset.name} was prepared with {dataset.tokenizer.name}"
+        on_event(Note(f"{made_for}, but {other}"))
+    config = _with_loss_on(config, dataset)
+    device = choose_training_device(config, dataset)
+    config = autotune(config, device, dataset)
+    examples = dataset.train_examples
+    if examples and (cut := examples.is_longer(config.spec.block_size).sum()):
+        on_event(
+            Note(
+                f"{cut:,} of {len(examples):,} training examples are longer than the context and "
+                f"are cut: a model with `block_size` {examples.longest - 1} holds the longest"
+            )
+        )
+    if config.training.budget is None and config.training.eval_tokens is None:
+        affordable = affordable_eval_tokens(config, dataset.vocab_size, dataset.val_tokens)
+        config = config.with_training(eval_tokens=affordable)
+    return config, device
+
+
+def _with_loss_on(config: Config, dataset: Dataset) -> Config:
+    """Return the configuration with `loss_on` for this data set. Raises UsageError."""
+    training = config.training
+    if dataset.examples is not None:
+        return config.with_training(loss_on=training.loss_on or "answers")
+    for name in ("loss_on", "best_by", "examples_per_window"):
+        if getattr(training, name) not in (None, "all", "loss"):
+            raise UsageError(
+                f"`{name}` {getattr(training, name)} needs questions with answers, which "
+                f"{dataset.name} lacks",
+                "prepare a task, such as addition, or records with `prompt_column`",
+            )
+    return config
 
 
 def autotune(
@@ -202,6 +255,43 @@ def make_trial_stepper(config: Config, device: Device, dataset: Dataset) -> Step
     return Stepper(state, config, dataset)
 
 
+def seconds_per_step(stepper: Stepper, least: float, steps: int = 1) -> float:
+    """Return the seconds of a step, without the first ones, which are slower.
+
+    The mean is of `steps` steps, or of more if these take less than `least` seconds, or of fewer,
+    but at least one, if they take more than 60 s.
+    """
+    once = 0.0
+    for _ in range(FIRST_CALLS if stepper.state.device.name == "cuda" else 1):
+        began = time.perf_counter()
+        stepper.step().item()
+        once = max(1e-9, time.perf_counter() - began)
+    count = max(1, min(max(steps, math.ceil(least / once)), int(_LONGEST / once)))
+    began = time.perf_counter()
+    for _ in range(count):
+        loss = stepper.step()
+    loss.item()
+    return max(1e-9, time.perf_counter() - began) / count
+
+
+def random_dataset(vocab_size: int, block_size: int, tokenizer: str | None = None) -> Dataset:
+    """Return random tokens, with what a training needs to know of a data set."""
+    length = _WINDOWS * block_size + 1
+    ids: Any = np.random.default_rng(0).integers(vocab_size, size=length)
+    made_up = SimpleNamespace(
+        name="a vocabulary",
+        vocab_size=vocab_size,
+        tokenizer=SimpleNamespace(name=tokenizer),
+        train=ids.astype(id_dtype(vocab_size)),
+        val_tokens=length,
+        largest_block_size=length - 1,
+        examples=None,
+        train_examples=None,
+        val_examples=None,
+    )
+    return cast(Dataset, made_up)
+
+
 def _has_compiler(*commands: str) -> bool:
     """Return True if one of the commands exists. By default, look for C++ compilers."""
     return any(map(shutil.which, commands or (os.environ.get("CXX", "g++"), "clang++", "c++")))
@@ -250,7 +340,7 @@ def affordable_size(
         if number and (config.spec.block_size > dataset.largest_block_size or hoped < least):
             break
         try:
-            seconds = _seconds_per_token(config, dataset, each)
+            seconds = seconds_per_token(config, dataset, each)
         except (AttnlmError, torch.OutOfMemoryError):  # the size takes too much memory or time
             if not number:
                 raise
@@ -275,30 +365,14 @@ def affordable_size(
     return config
 
 
-def _seconds_per_token(config: Config, dataset: Dataset, least: float) -> float:
-    """Return the seconds per token of training. Measure at least two steps and `least` seconds."""
+def seconds_per_token(config: Config, dataset: Dataset, least: float) -> float:
+    """Return the seconds per token of training with a configuration that is not complete."""
     device = choose_training_device(config, dataset)
     if device.name == "cuda" and config.training.compile == "auto":
         config = config.with_training(compile="modules")  # to compile every size would take minutes
     with torch_settings_restored(), keeping_random_state(device, config):
         stepper = make_trial_stepper(autotune(config, device, dataset), device, dataset)
-        slow_steps = FIRST_CALLS if device.name == "cuda" else 1
-        return _seconds_per_step(stepper, slow_steps, least) / config.tokens_per_step
-
-
-def _seconds_per_step(stepper: Stepper, slow_steps: int, least: float) -> float:
-    """Return the seconds of a step, without the first `slow_steps`. The last of these counts
-    towards the `least` seconds of the measurement."""
-    for _ in range(slow_steps):
-        began = time.perf_counter()
-        stepper.step().item()
-    since = now = time.perf_counter()
-    made = 0
-    while now == since or now - began < least:
-        stepper.step().item()
-        made += 1
-        now = time.perf_counter()
-    return (now - since) / made
+        return seconds_per_step(stepper, least) / config.tokens_per_step
 
 
 def _size_summary(config: Config, passes: float) -> str:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import os
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 import torch
 
 from attnlm.base.clock import budget_start
@@ -22,26 +18,21 @@ from attnlm.compute.device import Device
 from attnlm.compute.threads import cores, torch_settings_restored
 from attnlm.config.new_run import Request, resolve_new
 from attnlm.config.settings import Config
-from attnlm.data.dataset import Dataset, id_dtype, open_dataset
+from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.model.inspection import parameter_count
 from attnlm.runs.load_model import check_tokenizer
 from attnlm.runs.run import Run, open_run
-from attnlm.training.cuda_graph import FIRST_CALLS
 from attnlm.training.memory import estimate_memory
 from attnlm.training.random_state import keeping_random_state
-from attnlm.training.state import read_saved_state
-from attnlm.workflows.autotune import make_trial_stepper
-from attnlm.workflows.resume import check_resume, open_rest, open_saved_run
-from attnlm.workflows.train import complete_config, refuse_leaks
+from attnlm.workflows.autotune import (
+    complete_config,
+    make_trial_stepper,
+    random_dataset,
+    seconds_per_step,
+)
+from attnlm.workflows.train import check_resume, open_rest, open_saved_run, refuse_leaks
 
-# Warm-up steps and timed steps of a measurement. More steps are timed if the timed steps take less
-# than a second together, fewer if they take more than a minute.
-_FIRST = 2
-_STEPS = 10
-_SHORTEST = 1.0
-_LONGEST = 60.0
-# Random tokens in place of a data set.
-_WINDOWS = 64
+_SHORTEST = 1.0  # seconds of the measurement, of ten steps or more
 _LARGEST_VOCABULARY = 2**32
 
 
@@ -133,8 +124,8 @@ def estimate(
                 force=force,
             )
             run = open_saved_run(resume, checkpoint_dir)
-            saved = read_saved_state(run)
-            config, device, data, _ = open_rest(run, saved, settings, data_dir, verify, on_event)
+            saved = run.facts(run.last)
+            config, data, device = open_rest(run, saved, settings, data_dir, verify, on_event)
             made, progress = saved.step, saved.progress
         else:
             parent = None
@@ -153,7 +144,11 @@ def estimate(
             refuse_leaks(request.config, data.vocab_size, force)
             config, device = complete_config(request, data, began, on_event)
         on_event(Note("measuring ten steps"))
-        config, seconds = _measure_step(config, device, data)
+        with keeping_random_state(device, config):
+            stepper = make_trial_stepper(config, device, data)
+            seconds = seconds_per_step(stepper, _SHORTEST, steps=10)
+        fitting = stepper.training.micro_batch_size  # memory may have run out
+        config = config.with_training(micro_batch_size=fitting)
     steps = config.training.max_steps - made
     if config.training.budget is not None:
         steps = min(steps, (1 - progress) * config.training.budget // seconds)
@@ -162,7 +157,7 @@ def estimate(
 
 
 def _random_data(vocab_size: int, dataset: object, request: Request) -> Dataset:
-    """Return random tokens, with what a training needs to know of a data set."""
+    """Return random tokens in place of a data set, after checking the arguments."""
     if dataset is not None:
         raise UsageError("a data set and `vocab_size` cannot be combined", "use only one")
     if not 1 <= vocab_size <= _LARGEST_VOCABULARY:
@@ -175,43 +170,5 @@ def _random_data(vocab_size: int, dataset: object, request: Request) -> Dataset:
             "this recipe chooses the size of the model for a text",
             "name a data set, or use another recipe",
         )
-    length = _WINDOWS * request.config.spec.block_size + 1
-    ids: Any = np.random.default_rng(0).integers(vocab_size, size=length)
-    made_up = SimpleNamespace(
-        name="a vocabulary",
-        vocab_size=vocab_size,
-        tokenizer=SimpleNamespace(name=request.config.recipe_tokenizer),
-        train=ids.astype(id_dtype(vocab_size)),
-        val_tokens=length,
-        largest_block_size=length - 1,
-        examples=None,
-        train_examples=None,
-        val_examples=None,
-    )
-    return cast(Dataset, made_up)
-
-
-def _measure_step(config: Config, device: Device, data: Dataset) -> tuple[Config, float]:
-    """Return the mean seconds of a step, and the configuration with the micro-batch that fits.
-
-    The mean is of ten steps, or of more steps if ten take less than 1 s, or of fewer if they take
-    more than 60 s. The first step counts if it alone takes more than 60 s.
-    """
-    with keeping_random_state(device, config):
-        stepper = make_trial_stepper(config, device, data)
-        for _ in range(FIRST_CALLS if device.name == "cuda" else _FIRST):
-            began = time.perf_counter()
-            stepper.step().item()
-            once = time.perf_counter() - began
-            if once > _LONGEST:
-                return config.with_training(
-                    micro_batch_size=stepper.training.micro_batch_size
-                ), once
-        count = max(1, min(max(_STEPS, math.ceil(_SHORTEST / once)), int(_LONGEST / once)))
-        began = time.perf_counter()
-        for _ in range(count):
-            loss = stepper.step()
-        loss.item()
-        seconds = (time.perf_counter() - began) / count
-    fitting = stepper.training.micro_batch_size
-    return config.with_training(micro_batch_size=fitting), seconds
+    config = request.config
+    return random_dataset(vocab_size, config.spec.block_size, config.recipe_tokenizer)

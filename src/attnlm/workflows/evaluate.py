@@ -25,7 +25,6 @@ from attnlm.model.layers import evaluating
 from attnlm.model.recorder import record
 from attnlm.runs.journal import PASSAGE, Snapshot
 from attnlm.runs.load_model import check_tokenizer, load_model
-from attnlm.runs.records import Measured
 from attnlm.runs.run import Run, open_dataset_of, open_run
 from attnlm.see.head_scores import snapshot_scores
 from attnlm.see.shown_tokens import token_texts
@@ -94,7 +93,7 @@ def evaluate(
 def measure_on_whole(run: Run, dataset: Dataset, on_event: OnEvent) -> None:
     """Measure a run's best and last checkpoints on the whole validation split; save the losses.
 
-    The losses are saved in the run's folder. Do nothing if they are there already, if the
+    The losses are the last lines of the run's metrics. Do nothing if they are there already, if the
     evaluations during training covered the whole split, or if measuring would cost much compared
     with the training. Of a split over 4,194,304 tokens, only the first 4,194,304 are measured.
     """
@@ -107,18 +106,27 @@ def measure_on_whole(run: Run, dataset: Dataset, on_event: OnEvent) -> None:
         which = "whole" if dataset.val_tokens <= MOST_TOKENS else "beginning of the"
         tokens = min(dataset.val_tokens, MOST_TOKENS)
         on_event(Note(f"measuring on the {which} validation split, {tokens:,} tokens"))
-        measured = {}
-        for checkpoint in checkpoints:
-            device = run.config.training.device
-            evaluation = evaluate(run, checkpoint=checkpoint.which, data=dataset, device=device)
-            measured[checkpoint.step] = Measured(
-                step=checkpoint.step,
-                val_loss=evaluation.loss,
-                bits_per_byte=evaluation.bits_per_byte,
-                evaluated_tokens=evaluation.tokens,
-                accuracy=evaluation.accuracy,
+        records = {record.step: record for record in run.evaluations()}
+        measured = {
+            checkpoint.step: evaluate(
+                run, checkpoint=checkpoint.which, data=dataset, device=run.config.training.device
             )
-        run.save_whole(best=measured[best.step], last=measured[last.step])
+            for checkpoint in checkpoints
+        }
+        run.append_evaluations(
+            *(
+                replace(
+                    records[checkpoint.step],
+                    val_loss=found.loss,
+                    bits_per_byte=found.bits_per_byte,
+                    evaluated_tokens=found.tokens,
+                    accuracy=found.accuracy,
+                    checkpoint=checkpoint.which,
+                )
+                for checkpoint in (best, last)
+                for found in [measured[checkpoint.step]]
+            )
+        )
 
 
 def take_snapshot(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import functools
 import os
 import re
 import time
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from attnlm.base.atomic_folders import (
-    delete_folder,
     locked_for_training,
     move_to_free,
     numbered_paths,
@@ -31,32 +30,24 @@ from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.generation.question_format import QuestionFormat, answers, format_of
 from attnlm.generation.sampler import load_sampler
 from attnlm.generation.sampling_config import SamplingConfig, draw_seed
-from attnlm.model.own_specs import CODE, with_defaults
-from attnlm.runs.ladder_plan import RECORD, REPAIR, Adapted, LadderPlan, read_plan
-from attnlm.runs.records import has_same_ids
-from attnlm.runs.run import Run, open_recorded, open_run
+from attnlm.runs.ladder_plan import RECORD, REPAIR, LadderPlan, Trial, read_plan
+from attnlm.runs.records import DatasetFacts
+from attnlm.runs.run import Run, open_recorded
 from attnlm.see.ladder import Ladder, Rung, median
 from attnlm.training.eval_budget import affordable_eval_tokens, step_cost
-from attnlm.training.state import read_saved_state
 from attnlm.workflows.answers import select_pairs
 from attnlm.workflows.autotune import check_fits
 from attnlm.workflows.check_own_code import check_causal, check_opened
 from attnlm.workflows.match_compute import relative_steps, with_steps, with_widths
-from attnlm.workflows.train import train
-from attnlm.workflows.tune import reason_of_failure, run_trials
+from attnlm.workflows.train_all import reason_of_failure, train_all
 
 DEFAULT_RUNGS = ("bigram", "average", "single-head", "multi-head", "transformer")
 DEFAULT_BUDGET = 120.0
 # Sizes of all rungs, and the defaults of most models.
 _BLOCK_SIZE, _BATCH_SIZE = 64, 32
-# Within a budget, a rung's sample and page get the smaller of _SPEAKING s and a fraction of the
-# budget, and a training at least _SHORTEST s. To make the same number of steps in all runs, a
-# ladder may end late by the larger of _LATE s and a fraction of the budget.
-_SPEAKING = 0.8
-_SPEAKING_FRACTION = 0.015
-_SHORTEST = 0.1
-_LATE = 3.0
-_LATE_FRACTION = 0.05
+_TRIAL_FRACTION = 0.2  # of the steps, or of the time of one seed, for each value of `tune`
+_TRAINING_SHARE = 0.9  # of a budget; the rest is for texts and the page
+_SHORTEST = 0.1  # seconds of a training within a budget
 _STEP_OVERHEAD = 2e7
 """The overhead of a step, as the number of operations that would take the same time."""
 
@@ -174,43 +165,44 @@ def _train_rungs(
     relative = relative_steps(plan, dataset.vocab_size)
     durations = {r: 1.0 if plan.equal == "time" else costs[r] * relative[r] for r in plan.rungs}
     if plan.tune is not None:
-        plan = run_trials(path, plan, dataset, durations, on_event)
+        plan = _run_trials(path, plan, dataset, durations, on_event)
+    order = list(plan.rungs)
+    if plan.budget is not None:  # the largest takes most of the time, and sets the steps
+        order.sort(key=lambda rung: -costs[rung])
     paths = plan.runs(path)
-    order = list(paths)
-    budgets = None
-    if plan.budget is not None:  # train the largest first: it takes most of the time
-        order.sort(key=lambda key: (-costs[key[0]], key[1]))
-        budgets = _BudgetOfRuns(plan, plan.budget, began)
-    runs: dict[tuple[str, int], Run] = {}
-    for number, (rung, seed) in enumerate(order, 1):
+    runs: dict[str, list[Run]] = {}
+    for number, rung in enumerate(order, 1):
         if rung in plan.failed:
             continue
+        seeds = list(range(plan.seed, plan.seed + plan.seeds))
         title = f"rung {number} of {len(order)}: {rung}"
-        on_event(Note(title if plan.seeds == 1 else f"{title}, seed {seed}"))
-        settings = plan.settings(rung, seed)
-        has_steps = "steps" in settings
-        if budgets is not None:
-            left = (durations[r] for r, _ in order[number - 1 :] if r not in plan.failed)
-            settings["budget"] = budgets.seconds_of_next(*left)
-            if has_steps:
-                settings.setdefault("eval_every", max(1, math.ceil(settings["steps"] / 10)))
+        train_rung = functools.partial(
+            train_all, dataset=dataset, folder=path.parent, on_event=on_event, title=title
+        )
+        runs[rung] = []
         try:
-            run = _train_or_resume(paths[rung, seed], plan, settings, dataset, on_event)
+            if "steps" not in (settings := plan.settings(rung, plan.seed)):
+                assert plan.budget is not None
+                left = _TRAINING_SHARE * plan.budget
+                if plan.equal != "time":  # in which all runs have the same share
+                    left += began - time.perf_counter()
+                others = (durations[r] for r in plan.rungs if r not in plan.failed)
+                share = durations[rung] / sum(others) / plan.seeds
+                settings["budget"] = max(left * share, _SHORTEST)
+                first = paths[rung, seeds.pop(0)].name
+                runs[rung] += train_rung({first: settings}).values()
+                plan = _with_steps_made(runs[rung][0], rung, plan, relative)
+                plan.write(path)
+            named = {paths[rung, seed].name: plan.settings(rung, seed) for seed in seeds}
+            runs[rung] += train_rung(named).values()
         except Exception as error:  # noqa: BLE001 - own code may raise anything
             plan = _with_failed(path, plan, rung, error, on_event)
-            continue
-        runs[rung, seed] = run
-        if budgets is not None:
-            budgets.record(run)
-        if not has_steps:
-            plan = _with_steps_made(run, rung, plan, relative)
-            plan.write(path)
     compared = []
-    is_whole = all(run.whole() for key, run in runs.items() if key[0] not in plan.failed)
-    for rung in [rung for rung in plan.rungs if rung not in plan.failed]:
-        of_rung = [run for key, run in runs.items() if key[0] == rung]
+    trained = [rung for rung in plan.rungs if rung not in plan.failed]
+    is_whole = all(run.whole() for rung in trained for run in runs[rung])
+    for rung in trained:
         try:
-            compared.append(_sample_rung(rung, of_rung, plan, is_whole, on_event))
+            compared.append(_sample_rung(rung, runs[rung], plan, is_whole, on_event))
         except Exception as error:  # noqa: BLE001 - own code may raise anything
             plan = _with_failed(path, plan, rung, error, on_event)
     if not compared:
@@ -239,47 +231,9 @@ def _with_steps_made(
     steps = run.evaluations()[-1].step
     plan = replace(plan, eval_tokens=run.config.training.eval_tokens)
     if plan.equal == "time":  # all seeds of a rung make as many steps as its first
-        return replace(plan, adapted=(*plan.adapted, Adapted(rung, "steps", steps)))
+        return replace(plan, adapted={**plan.adapted, rung: {"steps": steps}})
     plan = replace(plan, steps=max(1, round(steps / relative[rung])))
     return with_steps(plan, relative)
-
-
-class _BudgetOfRuns:
-    """The division of a ladder's budget, in seconds, among its runs."""
-
-    def __init__(self, plan: LadderPlan, budget: float, began: float) -> None:
-        """Begin with the first run. The budget counts from `began`."""
-        speaking = len(plan.rungs) * min(_SPEAKING, _SPEAKING_FRACTION * budget)
-        self._ends = began + budget - speaking
-        self._late = max(_LATE, _LATE_FRACTION * budget)
-        self._is_equal = plan.equal == "time"
-        self._duration = 0.0
-        self._first_budget: float | None = None
-        self._seconds_per_unit: float | None = None
-
-    def seconds_of_next(self, own: float, *others: float) -> float:
-        """Return the seconds that the next run may take.
-
-        `own` is its expected duration, and `others` are those of the runs after it, in any unit.
-        The first run gets its share of the time. Each later run gets time for its steps, or less if
-        the ladder would otherwise end much too late; with `equal` time, it gets as much as the
-        first.
-        """
-        if self._is_equal and self._first_budget is not None:
-            return self._first_budget
-        self._duration = own
-        share = own / (own + sum(others))
-        left = self._ends - time.perf_counter()
-        if self._seconds_per_unit is None:
-            return max(left * share, _SHORTEST)
-        left = max(left + self._late, self._late)
-        return max(left - self._seconds_per_unit * sum(others), left * share)
-
-    def record(self, run: Run) -> None:
-        """Record that the run has been trained."""
-        if self._seconds_per_unit is None:
-            self._seconds_per_unit = run.evaluations()[-1].seconds / self._duration
-            self._first_budget = run.config.training.budget
 
 
 def _read_recorded_plan(
@@ -295,17 +249,13 @@ def _read_recorded_plan(
             f"`{key}` cannot be changed in a ladder that is resumed",
             "leave it out, or start a new ladder with another `name`",
         )
-    recorded = Path(plan.dataset_path)
-    if dataset is None:
-        opened = open_recorded(path.name, recorded, plan.dataset, data_dir)
-    else:
-        opened = open_dataset(dataset, data_dir=data_dir)
-    if not has_same_ids(opened, plan):
-        raise AttnlmError(
-            f"{opened.path} is not the data set that the ladder was started with",
-            f"prepare the original data set again, or move it to {recorded}",
-        )
-    return plan, opened
+    facts = DatasetFacts(
+        name=plan.dataset,
+        path=plan.dataset_path,
+        train_sha256=plan.train_sha256,
+        val_sha256=plan.val_sha256,
+    )
+    return plan, open_recorded(path.name, facts, data_dir, dataset)
 
 
 def _new_plan(dataset: Dataset, arguments: dict[str, Any], on_event: OnEvent) -> LadderPlan:
@@ -387,47 +337,6 @@ def _new_folder(plan: LadderPlan, name: str | None, folder: Path) -> Path:
     )
 
 
-def _train_or_resume(
-    path: Path, plan: LadderPlan, settings: Settings, dataset: Dataset, on_event: OnEvent
-) -> Run:
-    """Return the finished run at `path`, after training or resuming it if necessary."""
-    if path.is_dir():
-        run = open_run(path)
-        _check_belongs(run, plan, settings)
-        if run.last.exists():
-            saved = read_saved_state(run)
-            if saved.evaluated_step == saved.step == run.config.training.steps:
-                run.evaluations_until(saved.step)  # raises AttnlmError if some are missing
-                on_event(Note(f"{run.name} is done"))
-                return run
-            if not Path(run.dataset.path).exists():  # the data set was moved
-                facts_of_data = replace(run.dataset, path=str(dataset.path.absolute()))
-                with run.training_lock():
-                    replace(run, dataset=facts_of_data).save_config()
-            return train(resume=path, on_event=on_event)
-        with run.training_lock():
-            pass  # no other process trains it
-        delete_folder(path)  # nothing was saved yet: start again
-    return train(
-        dataset, recipe=settings, name=path.name, checkpoint_dir=path.parent, on_event=on_event
-    )
-
-
-def _check_belongs(run: Run, plan: LadderPlan, settings: Settings) -> None:
-    """Raise AttnlmError if a run has other settings or data than its ladder gives it."""
-    config = resolve({}, settings)
-    full = replace(config, spec=with_defaults(config.spec)).settings()
-    fixed = {*settings, CODE} - {"steps", "eval_every", "budget"}
-    expected = {key: value for key, value in full.items() if key in fixed}
-    expected["train_sha256"] = plan.train_sha256
-    recorded = {**run.config.settings(), "train_sha256": run.dataset.train_sha256}
-    for key in differing_names(expected, recorded):
-        raise AttnlmError(
-            f"{run.path} does not belong to this ladder: its {key} differs",
-            "move or rename it, or start another ladder",
-        )
-
-
 def _sample_rung(
     model: str, runs: list[Run], plan: LadderPlan, is_whole: bool, on_event: OnEvent
 ) -> Rung:
@@ -449,3 +358,88 @@ def _sample_rung(
         config = SamplingConfig(tokens=plan.tokens, seed=plan.seed)
         text = "".join(sampler.stream(sampler.prompt_ids(plan.prompt), config))
     return Rung(model, run, text, results)
+
+
+# --- The best value of a training setting for each rung -------------------------------------------
+
+
+def _run_trials(
+    path: Path,
+    plan: LadderPlan,
+    dataset: Dataset,
+    durations: Mapping[str, float],
+    on_event: OnEvent,
+) -> LadderPlan:
+    """Return the plan with all trials of the setting `tune`, after making those that it lacks.
+
+    Each trial is written to the plan in the ladder's folder `path`. `durations` are the expected
+    durations of a run of each rung, in any unit.
+    """
+    held_out = _with_held_out(dataset)
+    for rung in plan.rungs:
+        share = _TRIAL_FRACTION * durations[rung] / sum(durations.values()) / (1 + plan.seeds)
+        tried = [trial.value for trial in plan.trials if trial.rung == rung]
+        values = plan.grid(rung)
+        untried = [value for value in values if value not in tried]
+        for value in untried:
+            settings = {**plan.settings(rung, plan.seed), str(plan.tune): value}
+            steps: Any = settings.get("steps")
+            if steps is not None:
+                steps = max(1, round(steps * _TRIAL_FRACTION))
+            else:  # the rung's first trial has a budget, and the others make as many steps
+                made = (trial.steps for trial in plan.trials if trial.rung == rung)
+                steps = next(filter(None, made), None)
+            if steps is None:
+                settings["budget"] = share * (plan.budget or 0)
+            else:
+                settings |= {"steps": steps, "eval_every": steps}
+            trial, result = _run_trial(path, rung, value, settings, held_out, on_event)
+            plan = replace(plan, trials=(*plan.trials, trial))
+            plan.write(path)
+            on_event(Note(f"tried {rung} with {plan.tune} {value:g}: {result}"))
+        best = plan.settings(rung, plan.seed).get(str(plan.tune))
+        if untried and best in (max(values), min(values)):
+            end = "largest" if best == max(values) else "smallest"
+            on_event(Note(f"{rung} prefers {plan.tune} {best:g}, the {end} value that was tried"))
+    return plan
+
+
+def _run_trial(
+    path: Path,
+    rung: str,
+    value: float,
+    settings: Settings,
+    dataset: Dataset,
+    on_event: OnEvent,
+) -> tuple[Trial, str]:
+    """Train a rung with `settings` in a temporary folder; return the trial, and it in words."""
+
+    def pass_notes(event: object) -> None:
+        if isinstance(event, Note):  # not the headers and evaluations of each trial
+            on_event(event)
+
+    with workspace(path) as folder:
+        try:
+            run = train_all({"trial": settings}, dataset, folder, pass_notes)["trial"]
+        except Exception as error:  # noqa: BLE001 - own code may raise anything
+            return Trial(rung, value, None), reason_of_failure(error, settings)
+        last = run.evaluations()[-1]
+        return Trial(rung, value, last.val_loss, last.step), f"loss {last.val_loss:.4f}"
+
+
+def _with_held_out(dataset: Dataset) -> Dataset:
+    """Return a data set of the training split alone, whose last tenth is for validation."""
+    first = dataset.train_tokens - dataset.train_tokens // 10
+    examples: dict[str, Any] = {}
+    if dataset.train_examples is not None:
+        before, after = dataset.train_examples.divide_at(len(dataset.train_examples) * 9 // 10)
+        examples = {"train_examples": before, "val_examples": after}
+        first = len(before.is_answer)
+    return replace(
+        dataset,
+        train=dataset.train[:first],
+        val=dataset.train[first:],
+        train_tokens=first,
+        val_tokens=dataset.train_tokens - first,
+        **examples,
+    )

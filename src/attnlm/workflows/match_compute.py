@@ -13,7 +13,7 @@ from attnlm.config.settings import resolve
 from attnlm.model.inspection import parameter_count
 from attnlm.model.own_specs import OwnModel, size_settings, with_defaults
 from attnlm.model.spec import ModelSpec
-from attnlm.runs.ladder_plan import TOLERANCE, Adapted, LadderPlan
+from attnlm.runs.ladder_plan import TOLERANCE, LadderPlan
 
 _WIDEST = 2**16  # features, beyond which no wider model is tried
 
@@ -38,7 +38,7 @@ def with_steps(plan: LadderPlan, relative: Mapping[str, float]) -> LadderPlan:
     if plan.equal != "flops" or plan.steps is None:
         return plan
     steps = {rung: max(1, round(plan.steps * times)) for rung, times in relative.items()}
-    return replace(plan, adapted=tuple(Adapted(rung, "steps", n) for rung, n in steps.items()))
+    return replace(plan, adapted={rung: {"steps": n} for rung, n in steps.items()})
 
 
 def with_widths(plan: LadderPlan, vocab_size: int) -> LadderPlan:
@@ -53,8 +53,7 @@ def with_widths(plan: LadderPlan, vocab_size: int) -> LadderPlan:
     sizes = {
         r: _matching_sizes(plan.settings(r, 0), parameters, vocab_size) for r in plan.rungs[1:]
     }
-    adapted = [Adapted(rung, *size) for rung in sizes for size in sizes[rung].items()]
-    return replace(plan, adapted=tuple(adapted))
+    return replace(plan, adapted={rung: size for rung, size in sizes.items() if size})
 
 
 def _resolved_spec(settings: Settings) -> ModelSpec:

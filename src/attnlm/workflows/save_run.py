@@ -12,6 +12,7 @@ from torch import nn
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.own_code import opened_again
+from attnlm.base.setting_fields import fields_of, type_of
 from attnlm.compute.device import choose_device
 from attnlm.config.new_run import resolve_new
 from attnlm.config.settings import Config
@@ -22,11 +23,10 @@ from attnlm.model.layers import evaluating
 from attnlm.model.own_modules import OwnLanguageModel
 from attnlm.runs.checkpoint import save_checkpoint
 from attnlm.runs.create_run import create_run
-from attnlm.runs.journal import EvaluationRecord, Snapshot
+from attnlm.runs.journal import EvaluationRecord
 from attnlm.runs.records import CheckpointFacts
 from attnlm.runs.run import Run, open_run
 from attnlm.training.recorded import recorded_config
-from attnlm.training.state import SavedState
 from attnlm.training.validation_loss import validation_loss
 from attnlm.workflows.check_own_code import check_causal
 
@@ -77,15 +77,18 @@ def save_run(
         checkpoint_dir=Path(checkpoint_dir),
         leaks=check_causal(config.spec, opened.vocab_size),
     )
-    tensors = dict(rebuilt.named_parameters()) | stored_buffers(rebuilt)
-    weights = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    weights = dict(rebuilt.named_parameters()) | stored_buffers(rebuilt)
     top = min(records, key=lambda record: record.val_loss)
-    state = SavedState(step=step, evaluated_step=step, best_step=top.step, best_loss=top.val_loss)
-    best = CheckpointFacts(step=step, val_loss=measured.loss)
-    save_checkpoint(run.best, weights, best.content())
-    save_checkpoint(run.last, weights, state.content())
-    for record in records:
-        run.append_evaluation(record, Snapshot(record.step, "", None), [])
+    facts = CheckpointFacts(
+        step=step,
+        val_loss=measured.loss,
+        evaluated_step=step,
+        best_step=top.step,
+        best_loss=top.val_loss,
+    )
+    for path in (run.best, run.last):
+        save_checkpoint(path, weights, facts.content())
+    run.append_evaluations(*records)
     return open_run(run.path)
 
 
@@ -141,13 +144,12 @@ def _config_of_model(
 
 
 def _evaluation_record(metric: Mapping[str, Any]) -> EvaluationRecord:
-    return EvaluationRecord(
-        step=int(metric["step"]),
-        tokens=int(metric.get("tokens", 0)),
-        seconds=float(metric.get("seconds", 0.0)),
-        train_loss=metric.get("train_loss"),
-        val_loss=float(metric["val_loss"]),
-        bits_per_byte=metric.get("bits_per_byte"),
-        learning_rate=float(metric.get("learning_rate", 0.0)),
-        tokens_per_second=int(metric.get("tokens_per_second", 0)),
-    )
+    zeros = ("tokens", "seconds", "learning_rate", "tokens_per_second")
+    values: dict[str, Any] = {"train_loss": None, "bits_per_byte": None, **dict.fromkeys(zeros, 0)}
+    values |= metric
+    numbers: dict[str, Any] = {
+        name: None if values[name] is None else type_of(EvaluationRecord, name)(values[name])
+        for name in fields_of(EvaluationRecord)
+        if name in values
+    }
+    return EvaluationRecord(**numbers)

@@ -5,51 +5,50 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from attnlm.base import clock
 from attnlm.base.atomic_folders import workspace
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.events import Note, OnEvent
+from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import explaining_os_errors
-from attnlm.base.folders import check_name
+from attnlm.base.folders import check_name, resume_command
 from attnlm.base.formatting import duration
-from attnlm.base.own_code import own_traceback
-from attnlm.base.setting_fields import describe_settings
-from attnlm.compute.device import Device
+from attnlm.base.own_code import allow_call, check_not_running, own_traceback
+from attnlm.base.setting_fields import Setting, describe_settings, differing_names
+from attnlm.compute.device import Device, choose_device, use_precision
+from attnlm.compute.processes import Processes, join_processes
+from attnlm.compute.threads import torch_settings_restored
 from attnlm.config.new_run import Request, resolve_new
-from attnlm.config.settings import RECORD_OF, Config
+from attnlm.config.settings import RECORD_OF, Config, resolve
+from attnlm.config.training import TrainingConfig
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.model.inspection import parameter_count
-from attnlm.model.own_specs import with_defaults
 from attnlm.runs.create_run import check_name_is_free, create_run
 from attnlm.runs.load_model import check_tokenizer, parent_record
-from attnlm.runs.records import ParentRecord
-from attnlm.runs.run import Run, open_run
-from attnlm.see.curves import FEW_STEPS
-from attnlm.training.eval_budget import affordable_eval_tokens
+from attnlm.runs.records import CheckpointFacts, ParentRecord, has_same_ids
+from attnlm.runs.run import Run, open_dataset_of, open_run, run_from_content
+from attnlm.see.curves import FEW_STEPS, CurveDrawer
+from attnlm.see.loggers import LogListener, check_tools
+from attnlm.training.budget_clock import BudgetClock
+from attnlm.training.eval_budget import affordable_sample_tokens
 from attnlm.training.loop import OnStep, fit
-from attnlm.training.state import read_saved_state
+from attnlm.training.state import load_or_init_state
 from attnlm.workflows.autotune import (
-    affordable_size,
     autotune,
     check_context,
-    choose_training_device,
+    complete_config,
+    missing_form,
 )
 from attnlm.workflows.check_own_code import check_causal
 from attnlm.workflows.evaluate import measure_on_whole, take_snapshot
-from attnlm.workflows.job import (
-    Job,
-    TrainCall,
-    announce,
-    check_launched,
-    joined_job,
-    open_call,
-    start_job,
-)
-from attnlm.workflows.resume import check_resume, finished_run, resumed_job
+
+_OF_THE_DEVICE = ("dtype", "compile", "threads")
+_ROUNDING = ("device", *_OF_THE_DEVICE, "processes", "micro_batch_size", "recompute")
+_CHANGEABLE = ("steps", "eval_every", "keep_every", "patience", *_ROUNDING)
 
 
 def train(
@@ -78,12 +77,12 @@ def train(
     the fields of Architecture and TrainingConfig. They override the settings of `recipe`: a name, a
     path, or a dictionary such as `run.config.settings()`.
 
-    `resume` continues a run; only steps, eval_every, patience and how to compute (device, dtype,
-    threads, compile, …) can be changed. `start_from` begins a new run with the model of another run
-    and the weights of its `checkpoint` (auto, best or last); the data must have the same tokenizer,
-    and the training settings are new. If a run called `name` exists, train raises AttnlmError; but
-    if `exist_ok` is True, train returns the existing run, provided that it is finished and has this
-    configuration and data set.
+    `resume` continues a run; only steps, eval_every, keep_every, patience and how to compute
+    (device, dtype, threads, compile, …) can be changed. `start_from` begins a new run with the
+    model of another run and the weights of its `checkpoint` (auto, best, last or a kept step); the
+    data must have the same tokenizer, and the training settings are new. If a run called `name`
+    exists, train raises AttnlmError; but if `exist_ok` is True, train returns the existing run,
+    provided that it is finished and has this configuration and data set.
     A model with own code whose logits depend on later tokens is trained only if `force` is True.
     The hashes of .bin files over 1 GiB are checked only if `verify` is True. `budget`
     is the time for the whole call; the learning rate and the evaluations then depend on the time
@@ -98,13 +97,15 @@ def train(
     saves the last complete step and raises Interrupted, a KeyboardInterrupt. So `on_event` can stop
     training in the main thread: `signal.raise_signal(signal.SIGINT)`.
     """
-    with open_call(checkpoint_dir, data_dir, verify, log, on_event) as call:
+    with (
+        _opened_call(checkpoint_dir, data_dir, verify, log, on_event) as call,
+        contextlib.ExitStack() as stack,
+    ):
         processes = call.processes
         if processes.count > 1:
             settings = {"processes": processes.count, **settings}
-        opening: contextlib.AbstractContextManager[Job | Run]
         if not processes.is_main:
-            opening = joined_job(call)
+            job = _joined_job(call)
         elif resume is not None:
             check_resume(
                 settings,
@@ -116,37 +117,43 @@ def train(
                 exist_ok=exist_ok,
                 force=force,
             )
-            opening = resumed_job(call, resume, settings)
+            job = stack.enter_context(_resumed_job(call, resume, settings))
         else:
             parent = None
             if start_from is not None:
-                parent = open_run(start_from, checkpoint_dir=call.checkpoint_dir)
+                parent = open_run(start_from, checkpoint_dir=checkpoint_dir)
             request = resolve_new(settings, recipe, parent)
-            opening = new_job(call, request, dataset, parent, checkpoint, name, exist_ok, force)
-        with opening as job:
-            if isinstance(job, Run):  # a finished run, which `exist_ok` accepts
-                return job
-            run = fit(
-                job.run,
-                job.dataset,
-                job.state,
-                on_event=call.on_event,
-                take_snapshot=functools.partial(take_snapshot, job.dataset, job.sample_tokens),
-                clock=job.clock,
-                processes=processes,
-                on_step=on_step if processes.is_main else None,
-            )
-            if processes.is_main:
-                if run.config.codes:
-                    run = open_run(run.path)  # what it computes no longer changes with a notebook
-                budget = run.config.training.budget
-                steps = job.state.step
-                if budget is not None and steps < FEW_STEPS:
-                    made = "1 step was" if steps == 1 else f"{steps} steps were"
-                    better = "use a smaller model, a smaller `batch_size` or a longer `budget`"
-                    call.on_event(Note(f"only {made} made in {duration(budget)}: {better}"))
-                measure_on_whole(run, job.dataset, call.on_event)
+            new = _new_job(call, request, dataset, parent, checkpoint, name, exist_ok, force)
+            job = stack.enter_context(new)
+        if job.work is None:
+            return job.run
+        run, (data, device), training = job.run, job.work, job.run.config.training
+        use_precision(device)
+        state = load_or_init_state(run, device, job.is_fresh, processes)
+        left = None
+        if training.budget is not None:
+            left = BudgetClock.of((1 - state.progress) * training.budget, call.began)
+        sample_tokens = affordable_sample_tokens(run.config, run.vocab_size)
+        run = fit(
+            run,
+            data,
+            state,
+            on_event=call.on_event,
+            take_snapshot=functools.partial(take_snapshot, data, sample_tokens),
+            clock=left,
+            processes=processes,
+            on_step=on_step if processes.is_main else None,
+        )
+        if not processes.is_main:
             return run
+        if run.config.codes:
+            run = open_run(run.path)  # what it computes no longer changes with a notebook
+        if training.budget is not None and state.step < FEW_STEPS:
+            made = "1 step was" if state.step == 1 else f"{state.step} steps were"
+            better = "use a smaller model, a smaller `batch_size` or a longer `budget`"
+            call.on_event(Note(f"only {made} made in {duration(training.budget)}: {better}"))
+        measure_on_whole(run, data, call.on_event)
+        return run
 
 
 train.__doc__ = f"""{inspect.cleandoc(train.__doc__ or "")}
@@ -157,9 +164,101 @@ Settings; their defaults depend on the model:
 """
 
 
+# --- A call, and what it trains -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What every job of a call of `train` needs: arguments, and what the call has set up."""
+
+    checkpoint_dir: Path
+    data_dir: Path
+    verify: bool
+    began: float
+    """the `time.perf_counter` at which a budget begins"""
+    processes: Processes
+    on_event: OnEvent
+    """the listener of rank 0, which also draws the curve and logs; the others' does nothing"""
+
+
+class Job(NamedTuple):
+    """A run that this process has opened to train it."""
+
+    run: Run
+    work: tuple[Dataset, Device] | None
+    """what it trains on; None for a finished run, which `exist_ok` accepts"""
+    is_fresh: bool
+    """True if there is no checkpoint yet"""
+
+
 @contextlib.contextmanager
-def new_job(
-    call: TrainCall,
+def _opened_call(
+    checkpoint_dir: str | Path,
+    data_dir: str | Path,
+    verify: bool,
+    log: str | Sequence[str] | None,
+    on_event: OnEvent | None,
+) -> Iterator[_Call]:
+    """Join the other processes, and set up the listener. The arguments are as in `train`."""
+    check_not_running()
+    began = clock.budget_start()
+    tools = [log] if isinstance(log, str) else log or ()
+    check_tools(tools)
+    with join_processes() as processes, contextlib.ExitStack() as stack:
+        listener: OnEvent = ignore
+        if processes.is_main:
+            logs = LogListener(CurveDrawer(on_event or ignore), tools)
+            listener = stack.enter_context(contextlib.closing(logs))
+        stack.enter_context(torch_settings_restored())
+        yield _Call(Path(checkpoint_dir), Path(data_dir), verify, began, processes, listener)
+
+
+def announce(processes: Processes, job: Job) -> Job:
+    """Tell the other processes what they need to know of a job, and return it."""
+    run = job.run
+    for own in run.config.codes:  # the other processes run what they receive
+        own.check_call(run.config.arguments_of(own))
+    code = [(own.name, own.content().decode()) for own in run.config.codes]
+    told = str(run.path), run.content(), code, job.is_fresh, job.work is None
+    processes.broadcast_object(told)
+    return job
+
+
+def _joined_job(call: _Call) -> Job:
+    """Wait for the job that rank 0 announces, and return this process's part of it.
+
+    Raises AttnlmError if the data set is missing or differs.
+    """
+    path, config, code, is_fresh, is_finished = call.processes.broadcast_object(None)
+    for name, content in code:
+        allow_call(content.encode(), name)
+    run = run_from_content(Path(path), config)
+    if is_finished:
+        return Job(run, None, is_fresh)
+    try:
+        dataset = open_dataset_of(run, call.data_dir, verify=call.verify)
+    except AttnlmError as error:
+        hint = "each machine needs the same data set: copy it from the first one"
+        raise AttnlmError(error.message, hint) from None
+    device = choose_device(run.config.training.device, run.config.training.dtype)
+    return Job(run, (dataset, device), is_fresh)
+
+
+def _check_launched(training: TrainingConfig, processes: Processes) -> None:
+    """Raise UsageError if the setting `processes` differs from the number of started processes."""
+    if training.processes != processes.count:
+        raise UsageError(
+            f"`processes` is {training.processes}, but {processes.count} were started",
+            f"start {training.processes} with torchrun, or use `processes` {processes.count}",
+        )
+
+
+# --- A new run ------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _new_job(
+    call: _Call,
     request: Request,
     dataset: str | Path | Dataset | None,
     parent: Run | None,
@@ -167,8 +266,8 @@ def new_job(
     name: str | None,
     exist_ok: bool,
     force: bool,
-) -> Iterator[Job | Run]:
-    """Create a run, and yield its job; or yield the finished run that `exist_ok` accepts.
+) -> Iterator[Job]:
+    """Create a run, and yield its job; or yield that of the finished run that `exist_ok` accepts.
 
     `parent` is the run to start from. Other arguments are as in `train`.
     """
@@ -181,49 +280,40 @@ def new_job(
             "`checkpoint` needs `start_from`: it selects the weights of that run",
             "use both or neither",
         )
-    check_launched(request.config.training, call.processes)
+    _check_launched(request.config.training, call.processes)
     if name is not None and not (existing and exist_ok):
         check_name_is_free(name, call.checkpoint_dir)
-    opened = open_dataset(dataset, data_dir=call.data_dir, verify=call.verify)
+    data = open_dataset(dataset, data_dir=call.data_dir, verify=call.verify)
     if parent is not None and existing is None:
-        check_tokenizer(parent, opened)
-        check_context(request.config, opened, is_fixed=True)
+        check_tokenizer(parent, data)
+        check_context(request.config, data, is_fixed=True)
     record = None if parent is None else parent_record(parent, checkpoint)
     if existing is not None:
-        run = finished_run(existing, request, opened, record)
+        run = open_run(existing)
+        check_same(run, request, data, record)
+        if not is_finished(run):
+            raise AttnlmError(
+                f"a run called {run.name} exists, but it is not finished",
+                f"resume it: {resume_command(run.path)}",
+            )
         has_all = "exists, is finished, and has this configuration: nothing to train"
         call.on_event(Note(f"{run.name} {has_all}"))
-        announce(call.processes, run, is_finished=True)
-        yield run
+        yield announce(call.processes, Job(run, None, is_fresh=False))
         return
-    run, device = _create_run(call, request, opened, record, name, force)
-    with _removing_if_unused(run), run.training_lock():
-        announce(call.processes, run, is_fresh=True)
-        yield start_job(call, run, opened, device, is_fresh=True)
-
-
-def _create_run(
-    call: TrainCall,
-    request: Request,
-    dataset: Dataset,
-    parent: ParentRecord | None,
-    name: str | None,
-    force: bool,
-) -> tuple[Run, Device]:
-    """Return a new run with a complete configuration, and the device to train on."""
-    leaks = refuse_leaks(request.config, dataset.vocab_size, force)
-    config, device = complete_config(request, dataset, call.began, call.on_event)
+    leaks = refuse_leaks(request.config, data.vocab_size, force)
+    config, device = complete_config(request, data, call.began, call.on_event)
     with explaining_os_errors(call.checkpoint_dir, ", or name another `checkpoint_dir`"):
         run = create_run(
             config,
-            dataset,
-            parameter_count(config.spec, dataset.vocab_size),
+            data,
+            parameter_count(config.spec, data.vocab_size),
             name=name,
             checkpoint_dir=call.checkpoint_dir,
-            parent=parent,
+            parent=record,
             leaks=leaks,
         )
-    return run, device
+    with _removing_if_unused(run), run.training_lock():
+        yield announce(call.processes, Job(run, (data, device), is_fresh=True))
 
 
 def refuse_leaks(config: Config, vocab_size: int, force: bool) -> str:
@@ -238,53 +328,6 @@ def refuse_leaks(config: Config, vocab_size: int, force: bool) -> str:
     return leaks
 
 
-def complete_config(
-    request: Request, dataset: Dataset, began: float, on_event: OnEvent
-) -> tuple[Config, Device]:
-    """Return the complete configuration of a new run, and the device to train on."""
-    config = request.config
-    if request.candidates is not None:
-        config = affordable_size(request.candidates, dataset, began, on_event)
-        config = replace(config, spec=with_defaults(config.spec))
-    model = config.spec.name
-    for key in config.dropped:
-        on_event(Note(f"ignoring the recipe's {key}: it does not apply to this {model}"))
-    if config.recipe_tokenizer not in (None, dataset.tokenizer.name):
-        made_for = f"the recipe was made for `tokenizer` {config.recipe_tokenizer}"
-        other = f"{dataset.name} was prepared with {dataset.tokenizer.name}"
-        on_event(Note(f"{made_for}, but {other}"))
-    config = _with_loss_on(config, dataset)
-    device = choose_training_device(config, dataset)
-    config = autotune(config, device, dataset)
-    examples = dataset.train_examples
-    if examples and (cut := examples.is_longer(config.spec.block_size).sum()):
-        on_event(
-            Note(
-                f"{cut:,} of {len(examples):,} training examples are longer than the context and "
-                f"are cut: a model with `block_size` {examples.longest - 1} holds the longest"
-            )
-        )
-    if config.training.budget is None and config.training.eval_tokens is None:
-        affordable = affordable_eval_tokens(config, dataset.vocab_size, dataset.val_tokens)
-        config = config.with_training(eval_tokens=affordable)
-    return config, device
-
-
-def _with_loss_on(config: Config, dataset: Dataset) -> Config:
-    """Return the configuration with `loss_on` for this data set. Raises UsageError."""
-    training = config.training
-    if dataset.examples is not None:
-        return config.with_training(loss_on=training.loss_on or "answers")
-    for name in ("loss_on", "best_by", "examples_per_window"):
-        if getattr(training, name) not in (None, "all", "loss"):
-            raise UsageError(
-                f"`{name}` {getattr(training, name)} needs questions with answers, which "
-                f"{dataset.name} lacks",
-                "prepare a task, such as addition, or records with `prompt_column`",
-            )
-    return config
-
-
 @contextlib.contextmanager
 def _removing_if_unused(run: Run) -> Iterator[None]:
     """Remove a new run if this context fails or is interrupted before the first checkpoint.
@@ -296,8 +339,160 @@ def _removing_if_unused(run: Run) -> Iterator[None]:
     except BaseException as error:  # own code and listeners may raise anything
         with contextlib.suppress(AttnlmError, OSError):
             is_own = own_traceback(error) is not None
-            if not run.last.exists() or (is_own and read_saved_state(run).step == 0):
+            if not run.last.exists() or (is_own and run.facts(run.last).step == 0):
                 # One rename removes it. If killed here, the next command deletes the leftovers.
                 with workspace(run.path.parent) as work:
                     run.path.rename(work / "removed")
         raise
+
+
+# --- A run that exists ----------------------------------------------------------------------------
+
+
+def check_resume(settings: Mapping[str, Setting], **of_new_runs: object) -> None:
+    """Raise UsageError for arguments of `train` that a resumed run cannot have."""
+    for name, value in of_new_runs.items():
+        if value not in (None, False) and (name, value) != ("checkpoint", "auto"):
+            argument = "a data set" if name == "dataset" else f"`{name}`"
+            raise UsageError(
+                f"`resume` cannot be combined with {argument}",
+                "leave it out: the run has recorded its data set and settings",
+            )
+    for key in settings:
+        if key not in _CHANGEABLE:
+            changeable = ", ".join(f"`{name}`" for name in _CHANGEABLE)
+            raise UsageError(
+                f"`{key}` cannot be changed in a run that is resumed",
+                f"{changeable} can be changed",
+            )
+
+
+def open_saved_run(resume: str | Path | Run, checkpoint_dir: str | Path) -> Run:
+    """Open a run as it was last saved. Raises AttnlmError if it was imported."""
+    # The run may have been trained further since it was opened.
+    where = resume.path.absolute() if isinstance(resume, Run) else resume
+    run = open_run(where, checkpoint_dir=checkpoint_dir)
+    if run.imported_from:
+        raise AttnlmError(
+            f"{run.name} was imported: there is no training to resume",
+            f"fine-tune it: `start_from` {run.name}",
+        )
+    return run
+
+
+@contextlib.contextmanager
+def _resumed_job(
+    call: _Call, resume: str | Path | Run, settings: Mapping[str, Setting]
+) -> Iterator[Job]:
+    """Open a run as it was last saved, record the settings that changed, and yield its job."""
+    run = open_saved_run(resume, call.checkpoint_dir)
+    with run.training_lock():
+        saved = run.facts(run.last)
+        config, dataset, device = open_rest(
+            run, saved, settings, call.data_dir, call.verify, call.on_event
+        )
+        _check_launched(config.training, call.processes)
+        with explaining_os_errors(run.path, f", then: {resume_command(run.path)}"):
+            run.discard_after(saved.evaluated_step, saved.step)
+            if config != run.config:
+                run = replace(run, config=config)
+                run.save_config()
+        yield announce(call.processes, Job(run, (dataset, device), is_fresh=False))
+
+
+def open_rest(
+    run: Run,
+    saved: CheckpointFacts,
+    settings: Mapping[str, Setting],
+    data_dir: str | Path,
+    verify: bool,
+    on_event: OnEvent,
+) -> tuple[Config, Dataset, Device]:
+    """Return what the run, saved as `saved`, trains with if `settings` change. Writes nothing."""
+    config = _changed_config(run, settings, on_event)
+    device = choose_device(config.training.device, config.training.dtype)
+    if "device" not in settings:
+        device = replace(device, reason="recorded in the run")
+    dataset = open_dataset_of(run, Path(data_dir), verify=verify)
+    _check_steps(run, saved, config.training.steps, on_event)
+    missing = missing_form(config, device, dataset.vocab_size)
+    if missing is not None and "compile" not in settings:
+        on_event(Note(f"{missing.message}: the modules compute from now on"))
+        config = config.with_training(compile="modules")
+    return autotune(config, device, dataset, is_resumed=True), dataset, device
+
+
+def _changed_config(run: Run, settings: Mapping[str, Setting], on_event: OnEvent) -> Config:
+    """Return the run's configuration with `settings`."""
+    recorded = run.config.settings()
+    computing = {key: settings.get(key, recorded[key]) for key in ("device", "dtype")}
+    if computing.keys() & settings.keys():
+        chosen_device = choose_device(str(computing["device"]), str(computing["dtype"]))
+        computing = {"device": chosen_device.name, "dtype": chosen_device.dtype}
+        settings = {k: computing.get(k, v) for k, v in settings.items()}
+    if computing.items() - recorded.items():
+        recorded = {k: v for k, v in recorded.items() if k not in _OF_THE_DEVICE}
+        chosen = ", ".join(f"`{k}`" for k in _OF_THE_DEVICE if k not in settings)
+        other = "device" if computing["device"] != recorded["device"] else "precision"
+        on_event(Note(f"{chosen} are chosen again, since the run was trained on another {other}"))
+    changed = {key: settings[key] for key in differing_names(settings, recorded)}
+    for key in sorted(changed.keys() & set(_ROUNDING)):
+        on_event(Note(f"`{key}` differs from the original run; results may differ by rounding"))
+    return resolve(changed, recorded)
+
+
+def _check_steps(run: Run, saved: CheckpointFacts, steps: int | None, on_event: OnEvent) -> None:
+    """Raise AttnlmError if the run has already made more than `steps` steps."""
+    more = f"use `steps` {2 * saved.step}, or any total above {saved.step}"
+    if steps is None:
+        return
+    if saved.step > steps:
+        raise AttnlmError(f"{run.name} has already made {saved.step} steps", more)
+    planned = run.config.training.steps
+    if planned is not None and steps < planned:
+        on_event(Note(f"{run.name} was planned for {planned:,} steps; it now ends after {steps:,}"))
+    if saved.step == saved.evaluated_step == steps:
+        on_event(Note(f"{run.name} is finished; to extend it, {more}"))
+
+
+def is_finished(run: Run) -> bool:
+    """Return True if a run has made all its steps, or its patience ran out."""
+    saved, training = run.facts(run.last), run.config.training
+    is_out_of_patience = training.patience is not None and saved.stale >= training.patience
+    is_complete = saved.step == training.steps or is_out_of_patience
+    return saved.step == saved.evaluated_step and is_complete
+
+
+def check_same(
+    run: Run,
+    request: Request,
+    dataset: Dataset,
+    parent: ParentRecord | None,
+    ignored: Set[str] = frozenset(),
+) -> None:
+    """Raise AttnlmError if a run has other settings, data or initial weights than requested.
+
+    Settings that a run chooses at its start, or with a budget in its course, may differ, and those
+    that are `ignored`.
+    """
+    recorded = run.config.settings()
+    configs, chosen = [request.config], {*ignored}
+    if request.config.training.budget is not None:
+        chosen.add("warmup")
+    if request.candidates is not None:
+        configs = [resolve(request.candidates.settings, size) for size in request.candidates.sizes]
+        chosen |= {"dropout", "steps"} - request.candidates.settings.keys()
+    wanted = [
+        {k: v for k, v in config.settings().items() if v != "auto" and k not in chosen}
+        for config in configs
+    ]
+    changed = min((differing_names(settings, recorded) for settings in wanted), key=len)
+    if not has_same_ids(dataset, run.dataset):
+        changed.append("data set")
+    if (run.parent and run.parent.sha256) != (parent and parent.sha256):
+        changed.append("start_from")
+    if changed:
+        raise AttnlmError(
+            f"a run called {run.name} exists, but its `{changed[0]}` differs",
+            "choose another `name`",
+        )

@@ -1,0 +1,84 @@
+"""Train a list of runs: those that are finished are taken, and others are resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from attnlm.base.atomic_folders import delete_folder
+from attnlm.base.errors import AttnlmError
+from attnlm.base.events import Note, OnEvent
+from attnlm.base.own_code import own_traceback
+from attnlm.base.setting_fields import Settings
+from attnlm.config.new_run import resolve_new
+from attnlm.config.settings import resolve
+from attnlm.data.dataset import Dataset
+from attnlm.model.language_model import OwnOutputError
+from attnlm.runs.run import Run, open_run
+from attnlm.training.recorded import NotRecordedError
+from attnlm.training.step import StepNotFiniteError
+from attnlm.workflows.train import check_same, is_finished, train
+
+_CHOSEN_BY_A_CLOCK = {"budget", "steps", "warmup", "eval_every", "eval_tokens"}
+
+
+def train_all(
+    trainings: Mapping[str, Settings],
+    dataset: Dataset,
+    folder: Path,
+    on_event: OnEvent,
+    title: str = "",
+) -> dict[str, Run]:
+    """Train a run for each of `trainings`, which has the settings by the run's name in `folder`.
+
+    A finished run of this name and these settings is taken, and an unfinished one is resumed. How
+    long a run took within a budget, and what its clock chose, may differ. A Note with `title`, if
+    given, and the seed comes before each run. Raises AttnlmError as `train` does, and for a run of
+    other settings or data.
+    """
+    runs = {}
+    for name, settings in trainings.items():
+        if title:
+            on_event(Note(f"{title}, seed {settings['seed']}"))
+        runs[name] = _train_or_take(folder / name, settings, dataset, on_event)
+    return runs
+
+
+def _train_or_take(path: Path, settings: Settings, dataset: Dataset, on_event: OnEvent) -> Run:
+    if path.is_dir():
+        run = open_run(path)
+        timed = run.config.training.budget is not None
+        ignored = _CHOSEN_BY_A_CLOCK if timed else frozenset[str]()
+        check_same(run, resolve_new({}, settings), dataset, None, ignored)
+        if run.last.exists():
+            if is_finished(run):
+                run.evaluations_until(run.facts(run.last).step)  # raises if some are missing
+                on_event(Note(f"{run.name} is done"))
+                return run
+            if not Path(run.dataset.path).exists():  # the data set was moved
+                with run.training_lock():
+                    moved = replace(run.dataset, path=str(dataset.path.absolute()))
+                    replace(run, dataset=moved).save_config()
+            return train(resume=path, on_event=on_event)
+        with run.training_lock():
+            pass  # no other process trains it
+        delete_folder(path)  # nothing was saved yet: start again
+    return train(
+        dataset, recipe=settings, name=path.name, checkpoint_dir=path.parent, on_event=on_event
+    )
+
+
+def reason_of_failure(error: Exception, settings: Settings) -> str:
+    """Return why a training failed: it diverged, or its own code raised `error`, or is not what the
+    run recorded. Any other error is raised again. `settings` are those of the training.
+    """
+    if (lines := own_traceback(error)) is not None:
+        return f"its code raised {lines.splitlines()[-1]}"
+    if isinstance(error, NotRecordedError | OwnOutputError) or (
+        isinstance(error, AttnlmError) and isinstance(error.__cause__, StepNotFiniteError)
+    ):
+        return error.message
+    if isinstance(error, RuntimeError) and resolve({}, settings).codes:  # in the backward pass
+        return f"computing with its code raised {type(error).__name__}: {error}"
+    raise error
