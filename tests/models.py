@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from attnlm.model.attention import SelfAttention, rotation_of
 from attnlm.model.inspection import parameter_count
 from attnlm.model.language_model import Bigram, Block, LanguageModel, Transformer
 from attnlm.model.layers import Linear
-from attnlm.model.spec import Use
+from attnlm.model.spec import ModelSpec
 from attnlm.model.textbook import forward
 from attnlm.runs.checkpoint import save_checkpoint
 from attnlm.runs.create_run import create_run
@@ -97,9 +97,9 @@ MORE_VARIANTS = frozenset(VARIANTS) - {*_few(), *MODELS}
 """The variants that `make test` leaves out; `make test-all` has them."""
 
 
-def variants_with(use: Use) -> list[str]:
-    """The variants whose models support a use."""
-    return [v for v in VARIANTS if resolve(variant(v)).spec.reason_against(use) is None]
+def variants_where(is_so: Callable[[ModelSpec], object]) -> list[str]:
+    """The variants of which something is so."""
+    return [v for v in VARIANTS if is_so(resolve(variant(v)).spec)]
 
 
 def small_model(name: str, vocab_size: int = V, **more: Setting) -> Bigram | Transformer:

@@ -27,9 +27,8 @@ from attnlm.generation.next_token import Ids
 from attnlm.generation.sampler import sampler_of
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.language_model import Transformer
-from attnlm.model.spec import Use
 from attnlm.tokens.tokenizer import CharTokenizer
-from tests.models import CHANGES, V, by_the_book, small_model, some_ids, variants_with
+from tests.models import CHANGES, V, by_the_book, small_model, some_ids, variants_where
 from tests.tolerances import assert_near
 from tools.compile_kernels import compile_native
 
@@ -60,7 +59,7 @@ def native_model(model: Transformer, found: CDLL) -> NativeModel:
     return NativeModel(model.architecture, model.vocab_size, weights, found)
 
 
-EMBEDDED = variants_with(Use.NATIVE_DECODER)
+EMBEDDED = variants_where(lambda spec: spec.has_blocks)
 
 
 Steps = list[tuple[int, int]]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -27,17 +26,12 @@ from attnlm.model.architecture import (
     PRESETS,
     RUNGS,
     Architecture,
-    UnsupportedError,
-    _part,
-    require_architecture,
 )
 from attnlm.model.inspection import meta_model, parameter_count
 from attnlm.model.language_model import Transformer
 from attnlm.model.layers import drop_by
 from attnlm.model.loss import LOGITS_AT_ONCE
-from attnlm.model.native_block import with_native_blocks
-from attnlm.model.spec import Use
-from attnlm.model.supported_uses import USES_WITHOUT_MODULES
+from attnlm.model.native_block import has_native_blocks, with_native_blocks
 from attnlm.training.memory import FACTOR
 from tests.models import SIZES, VARIANTS, needs_kernels, parts_of
 from tests.tolerances import assert_near
@@ -171,26 +165,6 @@ def test_sizes_that_are_not_given_are_those_of_the_papers() -> None:
         assert (a.rotary_base, a.norm_epsilon) == usual
 
 
-@dataclass(frozen=True, kw_only=True)
-class Capped(Architecture):
-    """An architecture with one more part, which no code but its modules knows."""
-
-    soft_cap: float | None = _part("largest score")
-
-
-@pytest.mark.parametrize("use", Use)
-def test_uses_without_modules_refuse_unknown_parts(use: Use) -> None:
-    with_default = Capped(**vars(parts_of(resolve({"model": "transformer", "layers": 1}))))
-    capped = replace(with_default, soft_cap=2.0)
-    own_code = use in USES_WITHOUT_MODULES and with_default.reason_against(use) is None
-    if own_code:
-        assert capped.reason_against(use) == "it does not know `soft_cap` 2.0"
-        with pytest.raises(UnsupportedError, match="soft_cap"):
-            require_architecture(capped, use)
-    else:
-        assert (capped.reason_against(use) is None) == (with_default.reason_against(use) is None)
-
-
 # --- Costs ----------------------------------------------------------------------------------------
 
 
@@ -249,7 +223,7 @@ def test_activations_are_near_the_tensors_that_autograd_keeps(name: str, native:
     generators = [torch.Generator() for _ in range(windows)] if a.dropout else []
     drop_by(model, generators)
     form, library = model, native_library()
-    if native and library is not None and a.reason_against(Use.NATIVE_BLOCKS) is None:
+    if native and library is not None and has_native_blocks(a):
         assert isinstance(model, Transformer)
         form = with_native_blocks(model, library)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):

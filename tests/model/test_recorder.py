@@ -10,21 +10,19 @@ from torch.nn import functional as F
 from attnlm.base.errors import AttnlmError
 from attnlm.model.language_model import Transformer
 from attnlm.model.recorder import record
-from attnlm.model.spec import Use
 from tests.models import (
-    VARIANTS,
     V,
     WithoutCache,
     WithSoftmax,
     self_attention,
     small_model,
     some_ids,
-    variants_with,
+    variants_where,
 )
 
 B, T = 3, 13
-ATTENDING = [v for v in variants_with(Use.ATTENTION_MAPS) if v in variants_with(Use.TRACE)]
-WITHOUT = [v for v in VARIANTS if v not in variants_with(Use.ATTENTION_MAPS)]
+ATTENDING = variants_where(lambda spec: spec.has_attention)
+WITHOUT = variants_where(lambda spec: not spec.has_attention)
 
 
 @pytest.mark.parametrize("variant", ATTENDING)

@@ -21,7 +21,6 @@ from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.language_model import Bigram, LanguageModel, Transformer
 from attnlm.model.layers import LayerNorm, RMSNorm
 from attnlm.model.recorder import record
-from attnlm.model.spec import Use
 from attnlm.model.textbook import forward
 from attnlm.see.model_page import model_data, play_page
 from attnlm.tokens import byte_pairs
@@ -29,7 +28,7 @@ from attnlm.tokens.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer, 
 from docs.gallery import FOLDER, PAGES, data_of
 from tests.browser import check_fits, darkness, opened, until
 from tests.kit import command, fails
-from tests.models import FRUITS, V, self_attention, small_model, some_ids, variants_with
+from tests.models import FRUITS, VARIANTS, V, self_attention, small_model, some_ids
 from tests.texts import texts_with_special
 from tests.tolerances import assert_near
 
@@ -37,7 +36,6 @@ IDLE = "!attnlm.modelPage.isBusy"
 READ = f"{IDLE} && !attnlm.modelPage.isEdited"
 SAMPLED = "document.querySelectorAll('.sampled').length"
 LETTERS = CharTokenizer("abcdefghij\n")
-PLAYED = variants_with(Use.PAGE)
 HOSTILE = ("</script>", "<!--", "'\"`${1}", "\u2028", "\u2066x\u202e", "\0", "\\u003c", "&lt;b>")
 DESK = {"width": 1300, "height": 900}
 
@@ -76,9 +74,9 @@ def percent(probability: float) -> str:
 
 @pytest.fixture(scope="module")
 def all_variants(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """An opened page that holds a model of each of PLAYED, and each once more in float16."""
+    """An opened page that holds a model of each of VARIANTS, and each once more in float16."""
     path = tmp_path_factory.mktemp("variants") / "page.html"
-    path.write_bytes(play_page([shown(n, number_type=t) for t in ("f32", "f16") for n in PLAYED]))
+    path.write_bytes(play_page([shown(n, number_type=t) for t in ("f32", "f16") for n in VARIANTS]))
     with opened(browser, path) as view:
         yield view
 
@@ -131,14 +129,14 @@ COMPUTED = """([number, ids]) => {
 }"""
 
 
-@pytest.mark.parametrize("name", PLAYED)
+@pytest.mark.parametrize("name", VARIANTS)
 def test_every_variant_computes_the_logits_maps_and_parts_of_the_model(
     name: str, all_variants: Any
 ) -> None:
-    model, ids, number = small_model(name), some_ids(13), PLAYED.index(name)
+    model, ids, number = small_model(name), some_ids(13), VARIANTS.index(name)
     exact, half = (
         all_variants.evaluate(COMPUTED, [place, ids.tolist()])
-        for place in (number, number + len(PLAYED))
+        for place in (number, number + len(VARIANTS))
     )
     for found, rounding in ((exact, torch.float32), (half, torch.float16)):
         weights = {key: w.to(rounding).double() for key, w in model.state_dict().items()}
@@ -166,9 +164,9 @@ def check_greedy(view: Any, number: int, model: LanguageModel) -> list[int]:
     return expected
 
 
-@pytest.mark.parametrize("name", PLAYED)
+@pytest.mark.parametrize("name", VARIANTS)
 def test_greedy_tokens_equal_sample(name: str, all_variants: Any) -> None:
-    check_greedy(all_variants, PLAYED.index(name), small_model(name))
+    check_greedy(all_variants, VARIANTS.index(name), small_model(name))
 
 
 def test_tokens_are_drawn_as_often_as_their_probabilities_say(all_variants: Any) -> None:
@@ -182,7 +180,7 @@ def test_tokens_are_drawn_as_often_as_their_probabilities_say(all_variants: Any)
       }
       return counts;
     }"""
-    counts_V = np.array(all_variants.evaluate(draw, [PLAYED.index("bigram"), 4000]))
+    counts_V = np.array(all_variants.evaluate(draw, [VARIANTS.index("bigram"), 4000]))
     deviation_V = np.sqrt(4000 * expected_V * (1 - expected_V))
     assert (np.abs(counts_V - 4000 * expected_V) <= 5 * deviation_V).all()
 

@@ -18,7 +18,6 @@ from attnlm.base.setting_fields import Settings
 from attnlm.config.settings import resolve
 from attnlm.model.architecture import RUNGS, UnsupportedError
 from attnlm.model.language_model import Bigram, Transformer
-from attnlm.model.spec import Use
 from attnlm.see.model_page import architecture_data
 from attnlm.see.train_page import (
     MOST_TEXT,
@@ -26,6 +25,7 @@ from attnlm.see.train_page import (
     render_train_page,
     train_page,
     training_text,
+    unsupported,
 )
 from attnlm.text import corpus_tales
 from attnlm.training.learning_rate import learning_rate
@@ -33,10 +33,10 @@ from attnlm.training.optimizer import Optimizer
 from docs.gallery import TRAIN, data_of
 from tests.browser import asks_for_nothing, check_fits, opened, until
 from tests.kit import command, fails
-from tests.models import V, gradients, prepared, small_model, some_ids, variants_with
+from tests.models import V, gradients, prepared, small_model, some_ids, variants_where
 from tests.tolerances import assert_near
 
-TRAINED = variants_with(Use.PAGE_TRAINING)
+TRAINED = variants_where(lambda spec: unsupported(spec) is None)
 ALPHABET = "abcdefghij\n"
 TEXT = {"name": "letters", "train": ALPHABET * 90, "validation": ALPHABET * 10, "floor": None}
 B, T = 3, 13

@@ -225,7 +225,7 @@ def test_auto_selects_last_until_a_trained_checkpoint_is_evaluated(
     assert str(chosen) == read.format(losses.get(chosen.step))
     how: dict[str, Any] = {"tokens": 20, "seed": 1, "device": "cpu"}
     asked, named = (attnlm.sample(run, checkpoint=one, **how) for one in (which, chosen.which))
-    assert list(asked) == list(named)
+    assert "".join(asked) == "".join(named)  # how often text is shown depends on time
 
 
 def test_resume_extends_a_run_and_says_what_it_changes(train: Any) -> None:

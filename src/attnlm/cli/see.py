@@ -15,7 +15,6 @@ from attnlm.base.folders import folder_names
 from attnlm.cli import console, options
 from attnlm.cli.event_printer import Display
 from attnlm.cli.options import argument, decode_argument, option, shared, switch, with_options
-from attnlm.model.spec import Use
 
 
 def _windows(default: int) -> Any:
@@ -246,7 +245,7 @@ def report(
     words = console.with_flags(run_report.verdict)
     if run_report.result is not None:
         words = f"{opened.checkpoint(settings['checkpoint'])}; {words}"
-        has_maps = opened.config.spec.reason_against(Use.ATTENTION_MAPS) is None
+        has_maps = opened.config.spec.has_attention
         if run_report.data_gone and has_maps:
             console.say(f"heads are not measured on validation text: {run_report.data_gone}")
     console.say(f"{opened.name}: {words}")

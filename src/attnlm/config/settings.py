@@ -18,7 +18,7 @@ from attnlm.config.training import LARGEST_BATCH, TrainingConfig
 from attnlm.model.architecture import OWN, PRESETS, Architecture, architecture, missing_requirement
 from attnlm.model.own_arguments import check_argument
 from attnlm.model.own_specs import CODE, PREFIX, own_model, own_parts, with_defaults
-from attnlm.model.spec import ModelSpec, Use
+from attnlm.model.spec import ModelSpec
 
 
 class ParentRun(Protocol):
@@ -267,7 +267,7 @@ def _training_defaults(model: ModelSpec, chosen: Settings) -> Settings:
     preset = model.preset
     is_deep = preset not in PRESETS or bool(PRESETS[preset].parts.get("residual"))
     defaults = dict(_TRAINING_DEFAULTS.get(preset, _DEEP if is_deep else _ONE_LAYER))
-    if model.reason_against(Use.MUON) is None:
+    if model.has_matrices:
         usual = _LEARNING_RATES["transformer" if is_deep else "multi-head"]
         optimizer = str(chosen.get("optimizer", "muon"))
         rate = _LEARNING_RATES.get(preset, usual)[optimizer]
@@ -285,9 +285,10 @@ def _check_training(model: ModelSpec, training: TrainingConfig) -> None:
     }.items():
         if are_both_set:
             raise UsageError(f"{first} cannot be combined with {second}", "leave one out")
-    if training.recompute and (reason := model.reason_against(Use.RECOMPUTE)) is not None:
+    if training.recompute and not model.has_blocks:
         raise UsageError(
-            f"{model.name} does not support `recompute`: {reason}", "leave `recompute` out"
+            f"{model.name} does not support `recompute`: it has no blocks of ours",
+            "leave `recompute` out",
         )
     processes = training.processes
     windows = training.batch_size
@@ -305,7 +306,7 @@ def _check_training(model: ModelSpec, training: TrainingConfig) -> None:
             f"{training.learning_rate:g}",
             f"use `min_learning_rate` {training.learning_rate:g} or less",
         )
-    if training.optimizer == "muon" and model.reason_against(Use.MUON) is not None:
+    if training.optimizer == "muon" and not model.has_matrices:
         raise UsageError(
             f"`optimizer` muon has no matrices to update inside {model.name}",
             "use `optimizer` adamw",

@@ -18,7 +18,7 @@ from attnlm.generation.batch import Batch
 from attnlm.generation.native_decoder import NativeDecoder, NativeModel
 from attnlm.generation.next_token import Array, Ids, Probabilities, draw, unnormalised_probabilities
 from attnlm.model.architecture import Architecture
-from attnlm.model.spec import ModelSpec, Use
+from attnlm.model.spec import ModelSpec
 
 _MOST_ON_CPU = 30_000_000
 """The most weights with which the decoder in C generates a text faster than a GPU, which waits at
@@ -55,8 +55,7 @@ class BigramTable:
 
 def is_known(spec: ModelSpec) -> bool:
     """Return True if `decoders_from_weights` knows all parts of a model."""
-    is_table = isinstance(spec, Architecture) and not spec.width
-    return is_table or spec.reason_against(Use.NATIVE_DECODER) is None
+    return isinstance(spec, Architecture)
 
 
 def decoders_from_weights(
@@ -89,8 +88,7 @@ def tokens_kept_when_full(spec: ModelSpec) -> int:
     If the context slides, all but the oldest token stay. Otherwise, only half a context stays: the
     cache is filled again once and then serves for many tokens.
     """
-    slides = spec.reason_against(Use.SLIDING_WINDOW) is None
-    return spec.block_size if slides else max(1, spec.block_size // 2)
+    return spec.block_size if spec.slides else max(1, spec.block_size // 2)
 
 
 def draw_tokens(

@@ -21,7 +21,7 @@ from attnlm.generation.next_token import Array, Ids
 from attnlm.model.attention import LayerCache
 from attnlm.model.inspection import is_as_built
 from attnlm.model.language_model import LanguageModel, without_gradients
-from attnlm.model.spec import Use
+from attnlm.model.spec import own_code_reason
 
 
 def decoders_of(model: LanguageModel, device: Device, on_event: OnEvent = ignore) -> NewDecoder:
@@ -38,7 +38,7 @@ def decoders_of(model: LanguageModel, device: Device, on_event: OnEvent = ignore
             if made is not None:
                 return made
         elif native_library() is not None:
-            reason = model.spec.reason_against(Use.NATIVE_DECODER) or "it was changed from outside"
+            reason = own_code_reason(model.spec) or "it was changed from outside"
             words = f"the decoder in C does not compute this model ({reason})"
             on_event(Note(f"{words}, so the model itself generates the text, which is slower"))
     decoded_model = _with_bfloat16_linear(model, device)
@@ -81,8 +81,7 @@ class ModuleDecoder:
     def __init__(self, model: LanguageModel, device: Device) -> None:
         self._model = model
         self._device = device
-        has_cache = model.spec.reason_against(Use.CACHE) is None
-        self._caches: list[LayerCache] | None = [] if has_cache else None
+        self._caches: list[LayerCache] | None = None if model.spec.codes else []
 
     def logits(self, ids_BS: Ids, known: int) -> Array:
         """Return the next token's logits, (B, V), in float32 at least. The cache must hold the

@@ -20,7 +20,6 @@ from attnlm.compute.threads import cores
 from attnlm.generation.next_token import Ids
 from attnlm.model.architecture import Architecture
 from attnlm.model.rotary import rotary_angles
-from attnlm.model.spec import Use
 
 _Floats = NDArray[np.float32]
 Weights = Mapping[str, _Floats]
@@ -210,8 +209,7 @@ def _tables(a: Architecture, weights: Weights, vocab_size: int) -> dict[str, _Fl
     the tables are then added, instead of computing W(e + p) again. The result is {} if the context
     does not slide, if there is a norm, or if tables are too large.
     """
-    slides = a.reason_against(Use.SLIDING_WINDOW) is None
-    if not slides or a.norm != "none" or a.attention != "softmax":
+    if not a.slides or a.norm != "none" or a.attention != "softmax":
         return {}
     maps = _with_prefix(weights, "blocks.0.")
     bias_N = _concatenated(maps, "bias", *_QKV)

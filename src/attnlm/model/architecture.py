@@ -9,10 +9,9 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from attnlm.base.errors import UsageError
-from attnlm.base.setting_fields import Setting, Settings, fields_of, quoted, setting
-from attnlm.model.costs import Costs, compute_costs, parameter_shapes
-from attnlm.model.spec import ModelSpec, Shapes, Use
-from attnlm.model.supported_uses import USES_WITHOUT_MODULES, needed_for
+from attnlm.base.setting_fields import Setting, Settings, fields_of, setting
+from attnlm.model.costs import Costs, compute_costs, map_shapes, parameter_shapes
+from attnlm.model.spec import ModelSpec, Shapes, own_code_reason
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,7 +45,6 @@ def _part(
     help: str,
     *,
     needs: tuple[tuple[str, Any], ...] = (),
-    known_to: frozenset[Use] = frozenset(),
     **limits: Any,
 ) -> Any:
     """Return a setting for a part.
@@ -54,14 +52,11 @@ def _part(
     The part has an effect only beside one of the settings that `needs` names, each with a value.
     """
     described = setting(help, **limits)
-    metadata = {**described.metadata, "needs": needs, "known_to": known_to}
+    metadata = {**described.metadata, "needs": needs}
     return field(default=described.default, metadata=metadata)
 
 
-_core_part = functools.partial(_part, known_to=USES_WITHOUT_MODULES)
-_known_part = functools.partial(_part, known_to=USES_WITHOUT_MODULES - {Use.ONE_LAYER})
-_core_size = functools.partial(_core_part, at_least=1, at_most=_LARGEST)
-_known_size = functools.partial(_known_part, at_least=1, at_most=_LARGEST)
+_size = functools.partial(_part, at_least=1, at_most=_LARGEST)
 """Settings for numbers of features, heads or tokens."""
 
 
@@ -72,15 +67,15 @@ class Architecture:
     Raises UsageError if parts or sizes do not fit each other.
     """
 
-    model: str = _core_part(
+    model: str = _part(
         "a model of the ladder, a small version of a published model, or your own, FILE.py:NAME",
         default="multi-head",
         choices=MODELS,
     )
-    embed_dim: int | None = _core_size("width of the embeddings")
-    layers: int = _known_part("number of blocks", default=1, at_least=1, at_most=4096)
-    block_size: int = _core_size("context: the number of tokens that the model sees", default=64)
-    attention: str = _known_part(
+    embed_dim: int | None = _size("width of the embeddings")
+    layers: int = _part("number of blocks", default=1, at_least=1, at_most=4096)
+    block_size: int = _size("context: the number of tokens that the model sees", default=64)
+    attention: str = _part(
         "attention weights: softmax (of queries and keys), uniform (over the past), parameter-free "
         "(softmax of the embeddings), none, or your own module, FILE.py:NAME",
         default="softmax",
@@ -92,96 +87,94 @@ class Architecture:
         choices=("products",),
         needs=(_SOFTMAX,),
     )
-    heads: int = _core_size(
+    heads: int = _size(
         "attention heads per layer",
         default=1,
         at_most=_MOST_HEADS,
         needs=(_SOFTMAX, ("attention", OWN)),
     )
-    kv_heads: int | None = _core_size(
+    kv_heads: int | None = _size(
         "key/value heads, each shared by a group of query heads; default: as many as `heads`",
         needs=(_SOFTMAX,),
     )
-    head_size: int | None = _core_size(
+    head_size: int | None = _size(
         "width of one head; default: `embed_dim` / `heads`",
         at_most=_WIDEST_HEAD,
         needs=(_SOFTMAX,),
     )
-    wide_heads: bool = _core_part("heads as wide as the embeddings", default=False)
-    query_key_norm: bool = _known_part(
+    wide_heads: bool = _part("heads as wide as the embeddings", default=False)
+    query_key_norm: bool = _part(
         "RMS norm of each head's queries and keys",
         default=False,
         needs=(_SOFTMAX,),
     )
-    qkv_bias: bool = _core_part(
+    qkv_bias: bool = _part(
         "biases in the query, key and value projections",
         default=False,
         needs=(_SOFTMAX,),
     )
-    projection: bool = _core_part(
+    projection: bool = _part(
         "a projection of the concatenated heads",
         default=False,
         needs=(_SOFTMAX,),
     )
-    positions: str = _known_part(
+    positions: str = _part(
         "how the model encodes positions: learned embeddings, rotary, or not at all",
         default="learned",
         choices=("learned", "rotary", "none"),
     )
-    rotary_base: float = _known_part(
+    rotary_base: float = _part(
         "base of the rotary frequencies",
         default=10_000.0,
         above=1,
         at_most=1e12,
         needs=(_ROTARY,),
     )
-    rotary_factor: float | None = _known_part(
+    rotary_factor: float | None = _part(
         "stretch rotary positions to a longer context: divide their frequencies by this number; "
         "default: 1",
         at_least=1,
         at_most=1e6,
         needs=(_ROTARY,),
     )
-    rotary_context: int | None = _known_size(
+    rotary_context: int | None = _size(
         "original context, as in Llama 3.1: frequencies that rotate 4 times or more within it are "
         "not divided by `rotary_factor`; default: all are divided",
         needs=(("rotary_factor", _ANY),),
     )
-    norm: str = _known_part(
+    norm: str = _part(
         "norm before each part of a block: RMS norm, layer norm, or none",
         default="none",
         choices=("rms", "layer", "none"),
     )
-    norm_epsilon: float = _known_part(
+    norm_epsilon: float = _part(
         "ε of the norms",
         default=1e-6,
         above=0,
         at_most=1,
         needs=(("norm", _ANY), ("query_key_norm", True)),
     )
-    mlp: str = _known_part(
+    mlp: str = _part(
         "MLP after the attention of each block, also your own module, FILE.py:NAME",
         default="none",
         choices=("swiglu", "gelu", "relu2", "none"),
     )
-    mlp_width: int | None = _known_size(
+    mlp_width: int | None = _size(
         "hidden units of the MLP; default: 8/3 of `embed_dim` for swiglu, else 4 times `embed_dim`",
         needs=(("mlp", _ANY),),
     )
-    residual: bool = _known_part(
+    residual: bool = _part(
         "residual connections: each part adds its output to its input",
         default=False,
     )
-    bias: bool = _core_part(
+    bias: bool = _part(
         "biases in projection, MLP and layer norm",
         default=False,
         needs=(("projection", True), ("mlp", _ANY), ("norm", "layer")),
     )
-    head_bias: bool = _core_part("a bias in the LM head", default=False)
-    tie_embeddings: bool = _known_part(
-        "use one matrix as token embedding and as LM head", default=False
-    )
-    dropout: float = _known_part(
+    head_bias: bool = _part("a bias in the LM head", default=False)
+    tie_embeddings: bool = _part("use one matrix as token embedding and as LM head", default=False)
+    dropout: float = _part(
         "dropout probability; it applies to the outputs of attention and MLP, or to the attention "
         "weights in models without residual connections",
         default=0.0,
@@ -252,6 +245,22 @@ class Architecture:
         return {}
 
     @property
+    def has_attention(self) -> bool:
+        return self.maps_per_layer > 0
+
+    @property
+    def has_blocks(self) -> bool:
+        return self.embed_dim is not None
+
+    @property
+    def has_matrices(self) -> bool:
+        return bool(map_shapes(self))
+
+    @property
+    def slides(self) -> bool:
+        return self.layers == 1 and self.positions != "rotary" and self.mlp == "none"
+
+    @property
     def materializes_attention(self) -> bool:
         """Return True if training keeps all attention weights in memory, to apply dropout to them.
 
@@ -287,30 +296,20 @@ class Architecture:
         """Return the shape of each parameter by its name."""
         return parameter_shapes(self, vocab_size)
 
-    def reason_against(self, use: Use) -> str | None:
-        if use in USES_WITHOUT_MODULES:
-            for part in fields(self):
-                value = getattr(self, part.name)
-                if value != part.default and use not in part.metadata["known_to"]:
-                    return f"it does not know `{part.name}` {quoted(value)}"
-        lacking = [words for words, is_there in needed_for(use, self).items() if not is_there]
-        return f"it needs {' and '.join(lacking)}" if lacking else None
-
 
 class UnsupportedError(UsageError):
-    """Raised when a model does not support a use."""
+    """Raised when code that computes models by their parts does not know a model."""
 
 
-def require_architecture(spec: ModelSpec, use: Use) -> Architecture:
-    """Return a spec as an Architecture, for code that needs its parts.
+def require_architecture(spec: ModelSpec, purpose: str, lacking: str | None = None) -> Architecture:
+    """Return a spec as an Architecture, for code that needs its parts for a purpose.
 
-    Raises UnsupportedError, with the reason, if the model does not support the use.
+    Raises UnsupportedError for own code, and if `lacking` says what that code does not know.
     """
-    reason = spec.reason_against(use)
+    reason = own_code_reason(spec) or lacking
     if reason is None and isinstance(spec, Architecture):
         return spec
-    reason = reason or "only models of attnlm's own parts can"
-    raise UnsupportedError(f"{spec.name} cannot have {use.value}: {reason}", "use another model")
+    raise UnsupportedError(f"{spec.name} cannot have {purpose}: {reason}", "use another model")
 
 
 def _check_heads(a: Architecture, width: int) -> None:

@@ -21,6 +21,7 @@ from attnlm.compute.native.structs import MLPS, NORMS, CPass, CWeights
 from attnlm.model.architecture import Architecture
 from attnlm.model.attention import Rotation
 from attnlm.model.language_model import Transformer
+from attnlm.model.spec import ModelSpec
 
 _NORMS = {
     "attention_norm": "attention",
@@ -30,6 +31,13 @@ _NORMS = {
 }
 _OF_LINEAR = {"weight": "", "bias": "_bias"}
 _OF_NORM = {"gain": "_gain", "bias": "_shift"}
+
+
+def has_native_blocks(spec: ModelSpec) -> bool:
+    """Return True if block.c computes the blocks of a model."""
+    if not isinstance(spec, Architecture):
+        return False
+    return spec.attention == "softmax" and spec.residual and spec.projection
 
 
 def with_native_blocks(model: Transformer, library: CDLL) -> Transformer:

@@ -25,7 +25,7 @@ from attnlm.model.own_arguments import (
     resolve_arguments,
     settings_of,
 )
-from attnlm.model.spec import ModelSpec, Shapes, Use
+from attnlm.model.spec import ModelSpec, Shapes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,8 +37,6 @@ PREFIX = "set."
 CODE = "code"
 """The setting that records the SHA-256 of each file."""
 
-_SUPPORTED = {Use.ATTENTION_MAPS, Use.MUON, Use.SLIDING_WINDOW}
-
 
 @dataclass(frozen=True)
 class _OwnSpec:
@@ -48,6 +46,8 @@ class _OwnSpec:
     """the code of each part, or of the `model`"""
     arguments: Settings
     """the values of the code's arguments that have defaults, without PREFIX"""
+
+    has_attention = has_matrices = slides = True
 
     def _code_settings(self) -> Settings:
         """Return the settings for the code: its names and its arguments."""
@@ -70,9 +70,6 @@ class _OwnSpec:
         from attnlm.model.own_modules import model_for_shapes
 
         return stored_buffers(model_for_shapes(self, vocab_size))  # type: ignore[arg-type]
-
-    def _own_code_reason(self) -> str:
-        return f"it computes {' and '.join(self.codes.values())}"
 
     def with_defaults(self, chosen: Iterable[str] = ()) -> Self:
         """Return the description with each argument's value, after checking them.
@@ -99,6 +96,7 @@ class OwnParts(_OwnSpec):
 
     architecture: Architecture
     """the model around the code; a part that own code replaces has the value OWN"""
+    has_blocks = True
 
     @property
     def name(self) -> str:
@@ -123,11 +121,6 @@ class OwnParts(_OwnSpec):
         from attnlm.model.language_model import Transformer
 
         return Transformer(self.architecture, vocab_size, self)
-
-    def reason_against(self, use: Use) -> str | None:
-        if use in (*_SUPPORTED, Use.RECOMPUTE):
-            return None
-        return self._own_code_reason()
 
     @functools.cached_property
     def lm_head_inputs(self) -> int:
@@ -161,6 +154,7 @@ class OwnModel(_OwnSpec):
 
     block_size: int
     preset = ""
+    has_blocks = False
 
     @property
     def code(self) -> OwnCode:
@@ -181,9 +175,6 @@ class OwnModel(_OwnSpec):
         sizes = {"vocab_size": vocab_size, "block_size": self.block_size}
         module = build_module(self.code, sizes, self.with_defaults().arguments)
         return OwnLanguageModel(self, vocab_size, module)
-
-    def reason_against(self, use: Use) -> str | None:
-        return None if use in _SUPPORTED else self._own_code_reason()
 
 
 def own_parts(

@@ -1,4 +1,4 @@
-"""Descriptions of models, as runs record them, and the uses that a model may support.
+"""Descriptions of models, as runs record them.
 
 An Architecture is one implementation. Code outside of `model` asks a ModelSpec and calls the
 LanguageModel that it builds. Code that needs the parts of a model, such as an export, gets them
@@ -7,7 +7,6 @@ from `require_architecture`, which refuses other implementations.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,26 +20,6 @@ if TYPE_CHECKING:
     from attnlm.model.language_model import LanguageModel
 
 Shapes = Mapping[str, tuple[int, ...]]
-
-
-class Use(enum.Enum):
-    """A use of a model other than a call. Some models do not support it."""
-
-    ATTENTION_MAPS = "attention maps"
-    TEXTBOOK = "a textbook script"
-    TRACE = "a trace"
-    EXPORT = "the format of another tool"
-    PAGE = "a page that computes"
-    PAGE_TRAINING = "training in a page"
-    NATIVE_DECODER = "the decoder in C"
-    NATIVE_BLOCKS = "blocks in C"
-    ONE_LAYER = "the one-layer form"
-    RECOMPUTE = "`recompute`"
-    CACHE = "a cache of keys and values"
-    MUON = "the optimizer Muon"
-    SLIDING_WINDOW = "a context that slides by one token"
-    """Sliding is exact for one layer only. With several layers, rotary positions or an MLP, the
-    model keeps the newer half of a full context and computes it again."""
 
 
 class ModelSpec(Protocol):
@@ -62,14 +41,31 @@ class ModelSpec(Protocol):
     def codes(self) -> Mapping[str, OwnCode]:
         """Return the user's own code by what it replaces; empty for our models."""
 
+    @property
+    def has_attention(self) -> bool:
+        """Return True if the model may have attention maps; those of own code are observed."""
+
+    @property
+    def has_blocks(self) -> bool:
+        """Return True if the model has blocks, whose activations can be computed again."""
+
+    @property
+    def has_matrices(self) -> bool:
+        """Return True if Muon may update matrices of the model."""
+
+    @property
+    def slides(self) -> bool:
+        """Return True if a full context slides by one token.
+
+        That is exact for one layer only. With several layers, rotary positions or an MLP, the model
+        keeps the newer half of a full context and computes it again.
+        """
+
     def settings(self) -> Settings:
         """Return the settings that together define the model."""
 
     def build(self, vocab_size: int) -> LanguageModel:
         """Return a model, initialised from torch's global random state."""
-
-    def reason_against(self, use: Use) -> str | None:
-        """Return why the model does not support `use`, or None if it supports it."""
 
     def costs(self, vocab_size: int) -> Costs:
         """Return sizes and operations of the model, without building it."""
@@ -79,3 +75,8 @@ class ModelSpec(Protocol):
 
     def buffers(self, vocab_size: int) -> Mapping[str, Tensor]:
         """Return tensors like those that a checkpoint holds in addition to the parameters."""
+
+
+def own_code_reason(spec: ModelSpec) -> str | None:
+    """Return why code that knows our parts alone can't compute a model; None if it can."""
+    return f"it computes {' and '.join(spec.codes.values())}" if spec.codes else None

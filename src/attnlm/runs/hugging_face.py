@@ -35,7 +35,7 @@ from attnlm.model.inspection import (
     check_finite,
     first_difference,
 )
-from attnlm.model.spec import Shapes, Use
+from attnlm.model.spec import Shapes
 from attnlm.runs import hub
 from attnlm.runs.checkpoint import save_checkpoint
 from attnlm.runs.create_run import check_name_is_free, create_run_folder
@@ -182,7 +182,7 @@ def choose_class(run: Run) -> str:
 
     Raises UsageError if there is none.
     """
-    a = require_architecture(run.config.spec, Use.EXPORT)
+    a = require_architecture(run.config.spec, "the format of another tool")
     if run.tokenizer.name == "ids":
         raise UsageError(
             f"{run.name} was trained on ids, for which transformers has no tokenizer",
@@ -281,7 +281,7 @@ def import_run(
         weights = {name: torch.zeros(()).expand(shape) for name, shape in shapes.items()}
         weights |= _views(theirs, shapes)
         check_finite(*weights.values())
-        a = require_architecture(config.spec, Use.EXPORT)
+        a = require_architecture(config.spec, "the format of another tool")
         if a.mlp_dim == 1 and not any(weights[n].any() for n in shapes if ".mlp.down." in n):
             config = replace(config, spec=replace(a, mlp="none", mlp_width=None))  # as exported
         own = (folder / "tokenizer.json").exists()
@@ -366,7 +366,7 @@ def write_model(run: Run, checkpoint: Checkpoint, folder: Path) -> str:
     from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 
     kind = choose_class(run)
-    a = _completed(require_architecture(run.config.spec, Use.EXPORT), kind)
+    a = _completed(require_architecture(run.config.spec, "the format of another tool"), kind)
     tokenizer, weights = run.tokenizer, load_weights(run, checkpoint)
     end, first = tokenizer.end_of_text, tokenizer.beginning
     # Without these keys, `transformers` would use default ids.

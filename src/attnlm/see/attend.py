@@ -14,7 +14,6 @@ from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.model.inspection import check_finite
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.recorder import NotRecordedError, no_attention_error, record
-from attnlm.model.spec import Use
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run, open_run
 from attnlm.see.pictures import Grid, HeatMaps, Numbers, Pictured
@@ -105,7 +104,7 @@ def attend(
     not record its attention.
     """
     run = open_run(run, checkpoint_dir=checkpoint_dir)
-    if run.config.spec.reason_against(Use.ATTENTION_MAPS) is not None:
+    if not run.config.spec.has_attention:
         raise no_attention_error()
     ids = encode_text(run, text)
     block_size = run.config.spec.block_size

@@ -24,7 +24,6 @@ from attnlm.data.dataset import ids_at
 from attnlm.data.examples import Examples, limit_per_window
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.recorder import Head, no_attention_error, record, texts_at_once
-from attnlm.model.spec import Use
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run, open_dataset_of, open_run
 from attnlm.see.head_scores import (
@@ -167,7 +166,7 @@ def heads(
     check_windows(windows)
     run = open_run(run, checkpoint_dir=checkpoint_dir)
     spec = run.config.spec
-    if spec.reason_against(Use.ATTENTION_MAPS) is not None:
+    if not spec.has_attention:
         raise no_attention_error()
     random_NT = repeated_random_tokens(run.vocab_size, spec.block_size, windows)
     measured = None
@@ -317,7 +316,7 @@ def heads_over_training(
     model without attention.
     """
     run = open_run(run, checkpoint_dir=checkpoint_dir)
-    if run.config.spec.reason_against(Use.ATTENTION_MAPS) is not None:
+    if not run.config.spec.has_attention:
         raise no_attention_error()
     scores_of = {s.step: s.scores for s in run.ticker() if s.scores is not None}
     if not scores_of:

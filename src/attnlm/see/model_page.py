@@ -16,7 +16,6 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.formatting import quantity
 from attnlm.data.dataset import ids_at
 from attnlm.model.architecture import Architecture, UnsupportedError, require_architecture
-from attnlm.model.spec import Use
 from attnlm.runs.checkpoint import Array
 from attnlm.runs.external_formats import Exported
 from attnlm.runs.load_model import checked_weights
@@ -116,7 +115,7 @@ def run_data(
         origin += f" to a loss of {result.final.val_loss:.2f}"
     if excerpt := _excerpt(run, data_dir):
         summary["the text begins"] = excerpt
-    a = require_architecture(run.config.spec, Use.PAGE)
+    a = require_architecture(run.config.spec, "a page that computes")
     weights = checked_weights(run, checkpoint)
     description = f"{a.name}, {run.parameters:,} parameters, {origin}"
     return model_data(

@@ -19,7 +19,6 @@ from attnlm.base.folders import command_for, resume_command
 from attnlm.base.formatting import duration
 from attnlm.data.dataset import Dataset
 from attnlm.model.recorder import NotRecordedError
-from attnlm.model.spec import Use
 from attnlm.runs.journal import Snapshot
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Result, Run, open_dataset_of, open_run, run_summary
@@ -244,7 +243,7 @@ def report(
     checkpoint = run.checkpoint(checkpoint).which
     begins = first_text([run]) if text is None else text
     models = models_to_try({run.name: run}, checkpoint)
-    has_maps = run.config.spec.reason_against(Use.ATTENTION_MAPS) is None
+    has_maps = run.config.spec.has_attention
     attention = None
     if not models and has_maps and begins:
         model, _ = load_model(run, checkpoint=checkpoint, device="cpu")

@@ -12,7 +12,6 @@ import inspect
 from attnlm.model import textbook
 from attnlm.model.architecture import Architecture, require_architecture
 from attnlm.model.inspection import check_textbook
-from attnlm.model.spec import Use
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run
 from attnlm.see.shown_tokens import ids_within_context, token_texts
@@ -45,7 +44,7 @@ def as_script(run: Run, text: str, *, checkpoint: str = "best") -> str:
     """
     ids = ids_within_context(run, text)
     chosen = run.checkpoint(checkpoint)
-    architecture = require_architecture(run.config.spec, Use.TEXTBOOK)
+    architecture = require_architecture(run.config.spec, "a textbook script")
     check_textbook(load_model(run, checkpoint=chosen, device="cpu")[0], run.name)
     is_small = run.vocab_size <= 257  # bytes and the end of text
     vocabulary = token_texts(run.tokenizer, list(range(run.vocab_size))) if is_small else []

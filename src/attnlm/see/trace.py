@@ -14,7 +14,6 @@ from attnlm.base.errors import UsageError
 from attnlm.model.architecture import Architecture, require_architecture
 from attnlm.model.inspection import check_finite, check_textbook
 from attnlm.model.recorder import Layer, NotRecordedError, Recorder, record
-from attnlm.model.spec import Use
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run, open_run
 from attnlm.see.attend import likeliest
@@ -101,7 +100,7 @@ def trace(
     ids = ids_within_context(run, text)
     checkpoint = run.checkpoint(checkpoint).which
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
-    architecture = require_architecture(run.config.spec, Use.TRACE)
+    architecture = require_architecture(run.config.spec, "a trace")
     check_textbook(model, run.name)
     recorder = record(model, torch.tensor([ids]))
     probabilities_TV = torch.softmax(recorder.logits[0], -1)

@@ -11,7 +11,7 @@ from attnlm.base.setting_fields import Settings
 from attnlm.config.settings import Config, resolve
 from attnlm.data.dataset import Dataset
 from attnlm.model.architecture import RUNGS, Architecture, require_architecture
-from attnlm.model.spec import ModelSpec, Use
+from attnlm.model.spec import ModelSpec, own_code_reason
 from attnlm.see.model_page import architecture_data
 from attnlm.see.page import render
 
@@ -45,7 +45,7 @@ def train_page(
     }
     first = _DEFAULT
     if spec is not None:
-        require_architecture(spec, Use.PAGE_TRAINING)
+        _trainable(spec)
         first = spec.name
         configs[first] = _config(spec.settings())
     data = {
@@ -59,6 +59,23 @@ def train_page(
         },
     }
     return render_train_page(data)
+
+
+def unsupported(spec: ModelSpec) -> str | None:
+    """Return why the trainer of a page does not know a model; None if it does."""
+    if not isinstance(spec, Architecture):
+        return own_code_reason(spec)
+    needed = {
+        "RMS norm or no norm": spec.norm != "layer",
+        "a SwiGLU MLP or no MLP": spec.mlp in ("swiglu", "none"),
+        "no dropout": not spec.dropout,
+    }
+    lacking = [words for words, is_there in needed.items() if not is_there]
+    return f"it needs {' and '.join(lacking)}" if lacking else None
+
+
+def _trainable(spec: ModelSpec) -> Architecture:
+    return require_architecture(spec, "training in a page", unsupported(spec))
 
 
 def render_train_page(data: Mapping[str, Any]) -> bytes:
@@ -87,7 +104,7 @@ def _config(model: Settings) -> Config:
 def _rung_data(config: Config) -> dict[str, Any]:
     """Return the JSON values of a rung: its parts, parameters, and the settings of its training."""
     settings = config.settings()
-    a = require_architecture(config.spec, Use.PAGE_TRAINING)
+    a = _trainable(config.spec)
     training = (
         "steps", "batch_size", "learning_rate", "min_learning_rate", "schedule", "cooldown",
         "warmup", "beta1", "beta2", "weight_decay", "weight_decay_on", "gradient_clip",

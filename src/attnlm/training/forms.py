@@ -21,8 +21,8 @@ from attnlm.config.training import TrainingConfig
 from attnlm.model.inspection import is_as_built
 from attnlm.model.language_model import LanguageModel, Transformer, on_device_of, require_shape
 from attnlm.model.layers import drop_by, faster_linear
-from attnlm.model.native_block import with_native_blocks
-from attnlm.model.spec import ModelSpec, Use
+from attnlm.model.native_block import has_native_blocks, with_native_blocks
+from attnlm.model.spec import ModelSpec
 from attnlm.training.cuda_graph import CudaGraph, can_record_gradients
 from attnlm.training.one_layer import is_one_layer, one_layer_form
 
@@ -53,7 +53,7 @@ def choose_form(
         if one_layer is not None:
             return one_layer
         library = native_library()
-        if library is not None and model.spec.reason_against(Use.NATIVE_BLOCKS) is None:
+        if library is not None and has_native_blocks(model.spec):
             model = with_native_blocks(model, library)
     elif training.compile == "torch":
         loss_of = _torch_compiled(loss_of)
@@ -74,8 +74,7 @@ def choose_form(
 
 def has_native_form(spec: ModelSpec, vocab_size: int, tokens: int) -> bool:
     """Return True if there is a form in C for batches of `tokens` tokens."""
-    has_blocks = spec.reason_against(Use.NATIVE_BLOCKS) is None
-    return has_blocks or is_one_layer(spec, vocab_size, tokens)
+    return has_native_blocks(spec) or is_one_layer(spec, vocab_size, tokens)
 
 
 def is_native_faster(spec: ModelSpec, vocab_size: int, tokens: int) -> bool:

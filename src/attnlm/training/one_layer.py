@@ -26,14 +26,19 @@ from torch import Tensor
 
 from attnlm.compute.device import Device
 from attnlm.compute.native import native_library
+from attnlm.model.architecture import Architecture
 from attnlm.model.inspection import is_as_built
 from attnlm.model.language_model import LanguageModel, Transformer
 from attnlm.model.native_block import data_pointer
-from attnlm.model.spec import ModelSpec, Use
+from attnlm.model.spec import ModelSpec
 
 # Unused numbers at the end of arrays that C reads in whole vectors, and of each row of the logits:
 # rows at distances of a power of two would map to the same few sets of a cache.
 _PADDING = 16
+
+# The C code keeps a query's sums in vectors of at most 64 numbers, and all maps of a window in
+# memory.
+_WIDEST_HEAD, _LONGEST = 64, 256
 
 _QKV = ("query.weight", "key.weight", "value.weight")
 _QKV_BIASES = ("query.bias", "key.bias", "value.bias")
@@ -45,7 +50,13 @@ def is_one_layer(spec: ModelSpec, vocab_size: int, tokens: int) -> bool:
     The result is False if the vocabulary has more than `tokens` ids, since the tables would then
     have more rows than a batch looks up.
     """
-    return vocab_size <= tokens and spec.reason_against(Use.ONE_LAYER) is None
+    if not isinstance(spec, Architecture) or vocab_size > tokens:
+        return False
+    is_rung = spec.attention == "softmax" and spec.positions == "learned" and spec.layers == 1
+    others = spec.norm, spec.mlp, spec.residual, spec.query_key_norm, spec.tie_embeddings
+    is_rung = is_rung and others == ("none", "none", False, False, False) and not spec.dropout
+    fits = spec.head_dim <= _WIDEST_HEAD and spec.block_size <= _LONGEST
+    return is_rung and fits and spec.head_bias and spec.num_kv_heads == spec.heads
 
 
 def one_layer_form(model: LanguageModel, batch_size: int, device: Device) -> OneLayer | None:
