@@ -95,7 +95,7 @@ def whole(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     main, other = processes.run_ranks(
         project, tmp_path_factory.mktemp("out"), 0, arguments, arguments
     )
-    assert main[0] == "checkpoints/whole\n" and main[1].count("validation  ") == 1
+    assert main[0] == "checkpoints/whole\n" and main[1].count("best loss") == 1
     assert other == ("", "")
     return project / "checkpoints" / "whole"
 
