@@ -21,7 +21,7 @@
     Batches       inputs and targets for a training loop of your own, by (seed, step)
     open_run      a Run that was trained before, by name or path
     list_runs     the runs in a folder; see also `list_datasets` and `list_recipes`
-    diff_runs     what differs between two Runs
+    compare       Comparison: is one group of runs better than another?
     doctor        what this machine has, and what to do about what it lacks
     load_model    a Run's model, a torch.nn.Module: ids (B, T) → logits (B, T, V)
 
@@ -85,14 +85,15 @@ if TYPE_CHECKING:
     from attnlm.generation.sampling import samples as samples
     from attnlm.runs.hugging_face import import_run as import_run
     from attnlm.runs.load_model import load_model as load_model
-    from attnlm.runs.manage import RunDiff as RunDiff
     from attnlm.runs.manage import RunEntry as RunEntry
-    from attnlm.runs.manage import diff_runs as diff_runs
     from attnlm.runs.manage import list_runs as list_runs
     from attnlm.runs.run import Run as Run
     from attnlm.runs.run import open_run as open_run
     from attnlm.see.attend import Attention as Attention
     from attnlm.see.attend import attend as attend
+    from attnlm.see.comparison import Comparison as Comparison
+    from attnlm.see.comparison import Group as Group
+    from attnlm.see.comparison import Target as Target
     from attnlm.see.heads import HeadsOverTraining as HeadsOverTraining
     from attnlm.see.heads import HeadsReport as HeadsReport
     from attnlm.see.heads import heads as heads
@@ -114,6 +115,7 @@ if TYPE_CHECKING:
     from attnlm.workflows.answers import answer_pairs as answer_pairs
     from attnlm.workflows.answers import generate as generate
     from attnlm.workflows.check_own_code import check as check
+    from attnlm.workflows.compare import compare as compare
     from attnlm.workflows.doctor import Finding as Finding
     from attnlm.workflows.doctor import doctor as doctor
     from attnlm.workflows.estimate import Estimate as Estimate
@@ -137,6 +139,7 @@ _NAMES = {
     "data.prepare": "prepare",
     "workflows.answers": "Answered answer_pairs generate",
     "workflows.check_own_code": "check",
+    "workflows.compare": "compare",
     "workflows.doctor": "Finding doctor",
     "workflows.estimate": "Estimate estimate",
     "workflows.evaluate": "evaluate",
@@ -147,9 +150,10 @@ _NAMES = {
     "generation.sampling": "sample samples",
     "runs.hugging_face": "import_run",
     "runs.load_model": "load_model",
-    "runs.manage": "RunDiff RunEntry diff_runs list_runs",
+    "runs.manage": "RunEntry list_runs",
     "runs.run": "Run open_run",
     "see.attend": "Attention attend",
+    "see.comparison": "Comparison Group Target",
     "see.heads": "HeadsOverTraining HeadsReport heads heads_over_training",
     "see.ladder": "Ladder",
     "see.patch": "Patching patch",

@@ -95,7 +95,7 @@ def test_the_commands_of_a_page_run(
     page: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # test_ladder_page.py draws it.
-    monkeypatch.setattr("attnlm.see.ladder.panels_png", lambda *_: b"")
+    monkeypatch.setattr("attnlm.see.ladder.panels_picture", lambda *_: b"")
     # Three pictures of insight.md are about Tiny Shakespeare.
     text, _, _ = text_of(page).partition("$ attnlm prepare tinyshakespeare")
     write_files(text, folder)

@@ -1,4 +1,4 @@
-"""`list` and `diff`, in folders with any other files."""
+"""`list`, and `compare` of two runs, in folders with any other files."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def test_files_in_folders_count_and_imported_runs_have_no_result(project: Path) 
     assert imported["imported_from"] == "elsewhere" and imported["problem"] is None
     assert imported["val_loss"] is None and imported["steps"] is None
     assert "from elsewhere" in command("list", "runs", cwd=project).stdout
-    done = command("diff", "first", "second", cwd=project)
-    assert "not a fair comparison" not in done.stderr and "elsewhere" in done.stdout
+    done = command("compare", "first", "second", cwd=project)
+    assert "elsewhere" in done.stdout
 
 
 def test_empty_lists_are_not_an_error(tmp_path: Path) -> None:
@@ -148,20 +148,21 @@ def test_lists_mark_ladders_and_running_jobs(project: Path) -> None:
 
 
 def test_two_runs_are_compared(project: Path) -> None:
-    facts = json.loads(command("diff", "first", "second", "--json", cwd=project).stdout)
-    assert facts["settings"] == {"seed": [1, 2]}
-    assert facts["data"] == {"parent": [None, "first, best checkpoint (step 4)"]}
-    losses = [attnlm.open_run(project / "checkpoints" / n).metrics() for n in ("first", "second")]
-    assert facts["result"]["val_loss"] == [min(r["val_loss"] for r in run) for run in losses]
-    assert facts["result"]["step"] == [4, 4] and facts["warnings"] == []
-    shown = command("diff", "first", "second", cwd=project).stdout.splitlines()
+    facts = json.loads(command("compare", "first", "second", "--json", cwd=project).stdout)
+    assert facts["settings"] == {"seed": {"first": 1, "second": 2}}
+    parent = "first, best checkpoint (step 4)"
+    assert facts["data"] == {"parent": {"first": None, "second": parent}}
+    runs = {name: attnlm.open_run(project / "checkpoints" / name) for name in ("first", "second")}
+    losses = {n: min(r["val_loss"] for r in run.metrics()) for n, run in runs.items()}
+    assert facts["results"]["val_loss"] == losses
+    assert facts["results"]["step"] == {"first": 4, "second": 4} and not facts["notes"]
+    shown = command("compare", "first", "second", cwd=project).stdout.splitlines()
     assert shown[0].split() == ["settings", "first", "second"]
     assert shown[1].split() == ["seed", "1", "2"]
-    assert command("diff", "first", "first", cwd=project).stdout.startswith("settings: the same\n")
     (project / "other.txt").write_text(FRUITS.upper()[::-1])
     command("prepare", "other.txt", cwd=project)
     command("train", "--steps", "2", "--block-size", "8", "--name", "other", cwd=project)
-    told = command("diff", "first", "other", cwd=project).stderr
+    told = command("compare", "first", "other", cwd=project).stderr
     assert "bits per byte" in told and "different validation splits" in told
 
 

@@ -13,7 +13,7 @@ from attnlm import Dataset, Evaluated, Note, Run, Started
 from attnlm.base.events import ignore
 from attnlm.runs.records import DatasetFacts
 from attnlm.see import curves
-from attnlm.see.curves import CurveDrawer, Line, chart_data, panels_png, verdict
+from attnlm.see.curves import CurveDrawer, Line, chart_data, panels_picture, verdict
 from tests.kit import Clock, quick_run
 from tests.models import evaluation_record
 
@@ -83,7 +83,7 @@ def test_a_picture_leaves_the_users_style_alone() -> None:
     import matplotlib
 
     users_style = dict(matplotlib.rcParams)
-    assert panels_png({"tokens": LINES, "seconds": LINES}, KNOWN).startswith(PNG)
+    assert panels_picture({"tokens": LINES, "seconds": LINES}, KNOWN).startswith(PNG)
     assert dict(matplotlib.rcParams) == users_style
 
 
@@ -99,7 +99,7 @@ def test_a_chart_is_logarithmic_if_seconds_differ_tenfold() -> None:
     drawn = chart_data(curves.run_lines(records), {}, "step")["lines"]
     colours = {line["name"]: line["colour"] for line in drawn}
     assert colours == {name: f"var(--{name})" for name in ("validation", "training")}
-    assert panels_png({"step": curves.run_lines(records)}, {}).startswith(PNG)
+    assert panels_picture({"step": curves.run_lines(records)}, {}).startswith(PNG)
 
 
 FALLING = [3.0, 2.0, 1.5, 1.2, 1.0]

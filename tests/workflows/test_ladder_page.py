@@ -12,7 +12,7 @@ import pytest
 
 from attnlm.cli.ladder import ladder_facts, say_table, say_texts
 from attnlm.model.architecture import RUNGS
-from attnlm.see.curves import panels_png
+from attnlm.see.curves import panels_picture
 from attnlm.see.ladder import Ladder, Rung
 from attnlm.see.reproduce import ladder_command
 from tests.browser import PHONE, asks_for_nothing, check_fits, elements, opened, until
@@ -237,7 +237,7 @@ def test_the_page_of_models_with_changed_classes_does_not_run_them(
 def test_the_page_is_complete_and_loads_nothing(
     climbed: Ladder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("attnlm.see.ladder.panels_png", panels_png)
+    monkeypatch.setattr("attnlm.see.ladder.panels_picture", panels_picture)
     hostile = replace(climbed.rungs[0], text="<script>alert(1)</script>")
     plan = replace(climbed.plan, prompt="<b>&")
     for ladder in (climbed, Ladder(climbed.path, plan, (hostile, climbed.rungs[1]))):

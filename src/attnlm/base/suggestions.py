@@ -96,7 +96,7 @@ _OTHER_NAMES = {
     "eval": "evaluate measure perplexity test validate",
     "attend": "attention",
     "list": "checkpoints datasets ls models recipes runs show",
-    "diff": "compare",
+    "compare": "diff significance",
     "doctor": "check diagnose env info system",
 }
 

@@ -12,9 +12,10 @@ import typer
 import attnlm
 from attnlm.base.suggestions import our_name
 from attnlm.cli import console
+from attnlm.cli.compare import compare
 from attnlm.cli.import_export import export, import_
 from attnlm.cli.ladder import ladder
-from attnlm.cli.manage import check, diff, doctor, list_
+from attnlm.cli.manage import check, doctor, list_
 from attnlm.cli.options import Command, Group, switch
 from attnlm.cli.prepare import prepare
 from attnlm.cli.sample import eval_, sample
@@ -23,8 +24,8 @@ from attnlm.cli.train import train
 
 _COMMANDS: dict[str, tuple[Any, ...]] = {
     "Start here": (prepare, train, sample),
-    "Look inside": (check, eval_, ladder, attend, trace, heads, patch, report),
-    "Manage": (list_, diff, doctor),
+    "Look inside": (check, eval_, ladder, compare, attend, trace, heads, patch, report),
+    "Manage": (list_, doctor),
     "Other tools": (export, import_),
 }
 """The commands by section of `--help`. A command's module imports torch only when it runs."""

@@ -1,4 +1,4 @@
-"""`attnlm list`, `diff`, `check` and `doctor`: what there is, and what holds for it."""
+"""`attnlm list`, `check` and `doctor`: what there is, and what holds for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from attnlm.base.folders import how_to_make
 from attnlm.base.formatting import age, duration, quantity
 from attnlm.base.suggestions import suggestion
 from attnlm.cli import console, options
-from attnlm.cli.options import REQUIRED, argument, option, setting_text, shared, with_options
+from attnlm.cli.options import REQUIRED, argument, option, with_options
 from attnlm.config.settings import RECORD_OF
 from attnlm.model.architecture import Architecture
 from attnlm.runs.records import NOT_COMPARABLE
@@ -24,7 +24,6 @@ from attnlm.runs.records import NOT_COMPARABLE
 if TYPE_CHECKING:
     from attnlm.workflows.doctor import Finding
 
-_SHOWN = 40  # characters of a value
 _YOURS = ("runs", "datasets")
 KINDS = (*_YOURS, "recipes")
 
@@ -163,42 +162,6 @@ def _print_entries(kind: str, entries: Sequence[Any]) -> None:
         for entry in entries:
             if entry.is_training:
                 console.say(f"{entry.name} is being trained now")
-
-
-# --- diff -----------------------------------------------------------------------------------------
-
-
-@with_options(shared("checkpoint_dir"))
-def diff(
-    a: str = argument(REQUIRED, "A", "name or path of a run", options.names("run")),
-    b: str = argument(REQUIRED, "B", "name or path of another run", options.names("run")),
-    *,
-    json: bool,
-    **folders: str,
-) -> None:
-    """Show how two runs differ: settings, data, result."""
-    diff = attnlm.diff_runs(a, b, **folders)
-    parts = {"settings": diff.settings, "data": diff.data, "result": diff.result}
-    if json:
-        console.print_json({"a": diff.a.path, "b": diff.b.path, **parts, "warnings": diff.warnings})
-        return
-    for title, pairs in parts.items():
-        if title != "settings":
-            console.print_result("")
-        if pairs:
-            rows = [(key, *(_value_text(value) for value in pair)) for key, pair in pairs.items()]
-            console.print_table((title, diff.a.name, diff.b.name), rows, (title,))
-        else:
-            console.print_result(f"{title}: the same")
-    for warning in diff.warnings:
-        console.say(f" {warning}", "not a fair comparison:", "yellow")
-
-
-def _value_text(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.5g}"
-    text = "–" if value is None else setting_text(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 # --- check and doctor -----------------------------------------------------------------------------

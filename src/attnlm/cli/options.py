@@ -19,7 +19,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from attnlm.base.errors import UsageError
+from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.files import decode_utf8
 from attnlm.base.folders import KINDS, flag, folder_names
 from attnlm.base.own_code import accept_code
@@ -76,6 +76,25 @@ def switch(help: str, *names: str, **more: Any) -> Any:
 def argument(default: Any, metavar: str, help: str, complete: Completer | None = None) -> Any:
     """Declare an argument, which `--help` calls `metavar`."""
     return typer.Argument(default, metavar=metavar, help=help, autocompletion=complete)
+
+
+def output(help: str, *endings: str, default: str = "") -> Any:
+    """Declare the option --output, for files that end in one of `endings`."""
+
+    def checked(output: Path | None) -> Path | None:
+        if output is None:
+            return None
+        if output.suffix.lower() not in endings:
+            hint = f"use a name that ends in {' or '.join(endings)}"
+            raise UsageError(f"invalid value for --output: {str(output)!r}", hint)
+        if not output.parent.is_dir():
+            hint = "create it, or choose another one"
+            raise AttnlmError(f"folder not found: {output.parent}", hint)
+        if output.is_dir():
+            raise AttnlmError(f"{output} is a folder", "choose another name")
+        return output
+
+    return option(None, f"{help} to write or replace{default}", "--output", "-o", callback=checked)
 
 
 _COMPLETERS = {

@@ -14,7 +14,15 @@ from attnlm.base.events import Progress
 from attnlm.base.folders import folder_names
 from attnlm.cli import console, options
 from attnlm.cli.event_printer import Display
-from attnlm.cli.options import argument, decode_argument, option, shared, switch, with_options
+from attnlm.cli.options import (
+    argument,
+    decode_argument,
+    option,
+    output,
+    shared,
+    switch,
+    with_options,
+)
 
 
 def _windows(default: int) -> Any:
@@ -22,26 +30,7 @@ def _windows(default: int) -> Any:
     return option(default, help, min=1, max=100_000)
 
 
-def _output(help: str, *endings: str, default: str = "") -> Any:
-    """Declare the option --output, for files that end in one of `endings`."""
-
-    def checked(output: Path | None) -> Path | None:
-        if output is None:
-            return None
-        if output.suffix.lower() not in endings:
-            hint = f"use a name that ends in {' or '.join(endings)}"
-            raise UsageError(f"invalid value for --output: {str(output)!r}", hint)
-        if not output.parent.is_dir():
-            hint = "create it, or choose another one"
-            raise AttnlmError(f"folder not found: {output.parent}", hint)
-        if output.is_dir():
-            raise AttnlmError(f"{output} is a folder", "choose another name")
-        return output
-
-    return option(None, f"{help} to write or replace{default}", "--output", "-o", callback=checked)
-
-
-_PICTURE = _output("picture, .png or .svg,", ".png", ".svg")
+_PICTURE = output("picture, .png or .svg,", ".png", ".svg")
 _ABLATE = switch("also measure the loss with each head silenced", "--ablate")
 
 
@@ -219,7 +208,7 @@ def patch(
 def report(
     run: str | None,
     *,
-    output: Path | None = _output(
+    output: Path | None = output(
         "page, .html,", ".html", default="; default: report.html in the run's folder"
     ),
     text: str | None = option(

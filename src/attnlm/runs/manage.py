@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,7 @@ from attnlm.base.atomic_folders import is_locked
 from attnlm.base.events import OnEvent
 from attnlm.base.folders import FolderEntry, newest_first, read_entry
 from attnlm.runs.ladder_plan import RECORD, read_plan
-from attnlm.runs.records import NOT_COMPARABLE
-from attnlm.runs.run import Run, open_run
+from attnlm.runs.run import open_run
 
 # A folder with such a file counts as a run, even if other files are missing.
 _FILES = ("config.json", "metrics.jsonl", "last.safetensors", "best.safetensors")
@@ -102,83 +100,3 @@ def _run_values(path: Path) -> dict[str, Any]:
         "evaluated_part": None if result is None else result.part or None,
         **({} if result is None else result.facts()),
     }
-
-
-# --- Comparing ------------------------------------------------------------------------------------
-
-Pairs = Mapping[str, tuple[Any, Any]]
-
-
-@dataclass(frozen=True)
-class RunDiff:
-    """Two runs, and the values in which they differ. The name of a value maps to the pair of both
-    runs' values, with None for a missing value."""
-
-    a: Run
-    b: Run
-    settings: Pairs
-    data: Pairs
-    result: Pairs
-    """all results, including equal ones"""
-    warnings: tuple[str, ...]
-    """reasons why the results are not directly comparable"""
-
-
-def diff_runs(
-    a: str | Path | Run, b: str | Path | Run, *, checkpoint_dir: str | Path = "checkpoints"
-) -> RunDiff:
-    """Return how two runs differ in settings and data, and the results of both.
-
-        attnlm.diff_runs("multi-head-001", "transformer-001").settings
-
-    Raises AttnlmError as `open_run` does, and if metrics are damaged.
-    """
-    first, second = (open_run(run, checkpoint_dir=checkpoint_dir) for run in (a, b))
-    results = first.result(), second.result()
-    values = [{} if result is None else result.facts() for result in results]
-    warnings = []
-    if None not in results:
-        if first.tokenizer.to_json() != second.tokenizer.to_json():
-            warnings.append(
-                "the tokenizers differ, so losses per token cannot be compared: compare bits per "
-                "byte"
-            )
-        if first.dataset.val_sha256 != second.dataset.val_sha256:
-            warnings.append("the losses were measured on different validation splits")
-        for run, result in zip((first, second), results, strict=True):
-            if result is not None and result.part:
-                warnings.append(f"the loss of {run.name} was measured on {result.part}")
-            if run.leaks:
-                warnings.append(f"the loss of {run.name} is {NOT_COMPARABLE}")
-    return RunDiff(
-        first,
-        second,
-        settings=_differing_pairs(first.config.settings(), second.config.settings()),
-        data=_differing_pairs(_data_values(first), _data_values(second)),
-        result={"parameters": (first.parameters, second.parameters), **_value_pairs(*values)},
-        warnings=tuple(warnings),
-    )
-
-
-def _data_values(run: Run) -> dict[str, Any]:
-    dataset = run.dataset
-    return {
-        "dataset": None if run.imported_from else dataset.name,
-        "train_sha256": dataset.train_sha256 or None,
-        "val_sha256": dataset.val_sha256 or None,
-        "train_tokens": dataset.train_tokens or None,
-        "val_tokens": dataset.val_tokens or None,
-        "tokenizer": run.tokenizer.name,
-        "vocab_size": run.vocab_size,
-        "bigram_loss": dataset.bigram_loss,
-        "parent": run.started_from or None,
-        "imported_from": run.imported_from or None,
-    }
-
-
-def _value_pairs(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    return {name: (a.get(name), b.get(name)) for name in {**a, **b}}
-
-
-def _differing_pairs(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    return {name: pair for name, pair in _value_pairs(a, b).items() if pair[0] != pair[1]}

@@ -8,10 +8,10 @@ import itertools
 import math
 import textwrap
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from attnlm.base import files
 from attnlm.base.events import Note, OnEvent
@@ -163,13 +163,44 @@ def draw_run(run: Run, path: Path) -> None:
         words += f"; validation loss on {run.evaluated_part}"
     title = f"{run.name}\n{textwrap.fill(words, 88)}"
     panels = {"step": run_lines(result.records)}
-    files.write_bytes(path, panels_png(panels, run.references(), title))
+    files.write_bytes(path, panels_picture(panels, run.references(), title))
 
 
-def panels_png(
-    panels: Mapping[str, Sequence[Line]], references: Mapping[str, float], title: str = ""
+def seeds_line(label: str, results: Sequence[Result], x: str, colour: str) -> Line:
+    """Return the curve of the run with the median loss of all seeds by `x`, tokens or seconds.
+
+    A curve by tokens has a band from the lowest to the highest loss of all seeds, unless there is
+    one seed only or a seed lacks an evaluation.
+    """
+    shown = median(results, key=lambda result: result.final.val_loss)
+    seeds = [[record.val_loss for record in result.records] for result in results]
+    has_band = x == "tokens" and len({*map(len, seeds)}) == 1 < len(seeds)
+    return Line(
+        label=label,
+        x=[getattr(record, x) for record in shown.records],
+        losses=[record.val_loss for record in shown.records],
+        colour=colour,
+        band=[(min(at), max(at)) for at in zip(*seeds, strict=True)] if has_band else (),
+    )
+
+
+_T = TypeVar("_T")
+
+
+def median(items: Sequence[_T], key: Callable[[_T], float]) -> _T:
+    """Return the item with the median key, or the lower of the two in the middle."""
+    return sorted(items, key=key)[(len(items) - 1) // 2]
+
+
+def panels_picture(
+    panels: Mapping[str, Sequence[Line]],
+    references: Mapping[str, float],
+    title: str = "",
+    *,
+    format: str = "png",
 ) -> bytes:
-    """Return a PNG with a panel for each x-axis label: curves, and lines for `references`."""
+    """Return a picture (png, svg or pdf) with a panel for each x-axis label: curves, and lines for
+    `references`."""
     with fixed_style(**_STYLE):
         from matplotlib.figure import Figure
 
@@ -181,7 +212,7 @@ def panels_png(
             _draw_losses(axes, lines, references, x_label)
         figure.suptitle(title, x=0.01, ha="left", fontsize=9)
         file = io.BytesIO()
-        figure.savefig(file, format="png", dpi=120)
+        figure.savefig(file, format=format, dpi=120)
     return file.getvalue()
 
 

@@ -11,7 +11,6 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import attnlm
 from attnlm.base import files
@@ -25,9 +24,11 @@ from attnlm.see.curves import (
     Line,
     chart_data,
     colours_of,
-    panels_png,
+    median,
+    panels_picture,
     recent_fall,
     run_verdict,
+    seeds_line,
 )
 from attnlm.see.model_page import first_text, models_to_try
 from attnlm.see.page import render
@@ -344,26 +345,12 @@ class Ladder:
         return sentences
 
     def curves(self, x: str) -> list[Line]:
-        """Return the curve of each rung by `x`, which is tokens or seconds.
-
-        A curve by tokens has a band from the lowest to the highest loss of all seeds, unless there
-        is one seed only or a seed lacks an evaluation.
-        """
+        """Return the curve of each rung by `x`, which is tokens or seconds."""
         colours = colours_of(rung.model for rung in self.rungs)
-        lines = []
-        for rung in self.rungs:
-            records = rung.result.records
-            seeds = [[record.val_loss for record in result.records] for result in rung.results]
-            has_band = x == "tokens" and len({*map(len, seeds)}) == 1 < len(seeds)
-            line = Line(
-                label=self.labels[rung.model],
-                x=[record.tokens if x == "tokens" else record.seconds for record in records],
-                losses=[record.val_loss for record in records],
-                colour=colours[rung.model],
-                band=[(min(at), max(at)) for at in zip(*seeds, strict=True)] if has_band else (),
-            )
-            lines.append(line)
-        return lines
+        return [
+            seeds_line(self.labels[rung.model], rung.results, x, colours[rung.model])
+            for rung in self.rungs
+        ]
 
     def write_page(self) -> Path:
         """Write curves.png and index.html to the ladder's folder; return the path of index.html.
@@ -372,7 +359,7 @@ class Ladder:
         """
         panels = {x: self.curves(x) for x in ("tokens", "seconds")}
         references = self.rungs[-1].run.references()
-        files.write_bytes(self.path / "curves.png", panels_png(panels, references))
+        files.write_bytes(self.path / "curves.png", panels_picture(panels, references))
         charts = {f"Validation loss by {x}": chart_data(panels[x], references, x) for x in panels}
         colours = {line.label: line.colour for line in panels["tokens"]}
         tried = []
@@ -407,14 +394,6 @@ class Ladder:
         path = self.path / "index.html"
         files.write_bytes(path, page)
         return path
-
-
-_T = TypeVar("_T")
-
-
-def median(items: Sequence[_T], key: Callable[[_T], float]) -> _T:
-    """Return the item with the median key, or the lower of the two in the middle."""
-    return sorted(items, key=key)[(len(items) - 1) // 2]
 
 
 def interval_text(interval: tuple[float, float] | None) -> str:

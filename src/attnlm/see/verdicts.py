@@ -12,16 +12,16 @@ import functools
 import itertools
 import math
 import statistics
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 FALSE_CLAIMS = 0.05
 """The largest probability that a ladder of equal rungs claims any difference."""
 _ROUNDING = 1e-5
 """Losses that differ by at most this fraction are the same: sums in another order differ so."""
 
-Losses = Mapping[str, Mapping[Hashable, float]]
+Losses = Mapping[str, Mapping[Any, float]]
 """The loss of each run of each group. Runs with the same key in two groups are a pair."""
 
 
@@ -120,7 +120,7 @@ def interval(values: Sequence[float], tails: float = FALSE_CLAIMS) -> tuple[floa
     return mean - half, mean + half
 
 
-def _difference(rung: Mapping[Hashable, float], rival: Mapping[Hashable, float]) -> _Difference:
+def _difference(rung: Mapping[Any, float], rival: Mapping[Any, float]) -> _Difference:
     if rung.keys() == rival.keys():
         pairs = [(rung[key], rival[key]) for key in rung]
         values = [0.0 if math.isclose(a, b, rel_tol=_ROUNDING) else b - a for a, b in pairs]

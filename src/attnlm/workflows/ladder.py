@@ -33,7 +33,8 @@ from attnlm.generation.sampling_config import SamplingConfig, draw_seed
 from attnlm.runs.ladder_plan import RECORD, REPAIR, LadderPlan, Trial, read_plan
 from attnlm.runs.records import DatasetFacts
 from attnlm.runs.run import Run, open_recorded
-from attnlm.see.ladder import Ladder, Rung, median
+from attnlm.see.curves import median
+from attnlm.see.ladder import Ladder, Rung
 from attnlm.training.eval_budget import affordable_eval_tokens, step_cost
 from attnlm.workflows.answers import select_pairs
 from attnlm.workflows.autotune import check_fits
