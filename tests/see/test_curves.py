@@ -114,6 +114,12 @@ TO_ZERO = [1.0, 1.0, 0.8, 0.6, 0.0]
     ("losses", "more", "said", "unsaid"),
     [
         ([4.0, 3.0], {}, "too few evaluations", "bigram"),
+        (
+            [3.9, 4.0, 3.95],
+            {},
+            "nothing was learned: no later loss is below that of step 0",
+            "longer",
+        ),
         ([4.0, 3.0, 2.5, 2.2, 2.1], {}, "loss still falling (0.100", "levelled"),
         (FLAT, {}, "loss levelled off: instead of more steps", "falling"),
         (FLAT, {"learning_rate": TO_ZERO}, "a longer run may reach a lower loss", "larger model"),

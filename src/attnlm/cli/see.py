@@ -56,9 +56,11 @@ def _read_and_opened(
 ) -> tuple[str, attnlm.Run]:
     """Return the text and the run of a command. Raises UsageError if only a run is named."""
     folder = settings["checkpoint_dir"]
-    if run is None and text in folder_names(Path(folder), "run"):
+    runs = folder_names(Path(folder), "run")
+    if text in runs and (run is None or (run not in runs and not Path(run).exists())):
+        missing = "missing argument 'TEXT'" if run is None else f"{run!r} is no run"
         raise UsageError(
-            f"missing argument 'TEXT': {text} is a run",
+            f"{missing}: {text} is a run",
             f"attnlm {command} TEXT {text}; a text that is the name of a run needs RUN too",
         )
     return decode_argument(text, "the text"), attnlm.open_run(run, checkpoint_dir=folder)

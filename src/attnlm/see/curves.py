@@ -256,7 +256,7 @@ def verdict(records: Sequence[EvaluationRecord], dataset: DatasetFacts, model: s
     """
     tokens = records[-1].evaluated_tokens or math.inf
     accuracy = records[-1].accuracy
-    words = [] if accuracy is None else [f"{accuracy:.1%} of answers right"]
+    words = [] if accuracy is None else [f"{accuracy:.1%} of answers right at the last step"]
     bigram_loss = dataset.bigram_loss if model == "bigram" else None
     words.append(_trend_sentence(records, dataset.floor, bigram_loss, tokens))
     best_loss = min(record.val_loss for record in records)
@@ -292,6 +292,8 @@ def _trend_sentence(
         return "too few evaluations to tell whether the loss still falls"
     losses = [record.val_loss for record in records]
     best = losses.index(min(losses))
+    if records[best].step == 0:
+        return "nothing was learned: no later loss is below that of step 0"
     risen = losses[-1] - losses[best]
     # The loss of one token varies by about 1 between evaluations, so the mean varies by 1/√tokens.
     if risen > max(_NOTICEABLE, 2 / math.sqrt(tokens)):

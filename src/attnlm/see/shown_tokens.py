@@ -21,6 +21,9 @@ def encode_text(run: Run, text: str) -> list[int]:
 
     Raises UsageError for an empty text, AttnlmError if the vocabulary lacks a character.
     """
+    if not isinstance(text, str):
+        kind = type(text).__name__
+        raise UsageError(f"the text is a {kind}", "the text comes first, then the run")
     if not text:
         raise UsageError("the text is empty", "use at least one character")
     return run.tokenizer.encode_from_start(text)
