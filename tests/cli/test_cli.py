@@ -95,10 +95,13 @@ def test_nothing_opens_a_socket(project: Path, monkeypatch: pytest.MonkeyPatch) 
 
 COMMANDS = (
     *("prepare", "train", "ladder", "sample", "eval", "attend", "trace", "heads", "patch"),
-    *("report", "list", "diff", "import", "export", "check", "doctor"),
+    *("report", "list", "compare", "import", "export", "check", "doctor"),
 )
 WITHOUT_TORCH = (
-    *("0 prepare text.txt", "0 list", "0 diff small small"),
+    *(
+        "0 prepare text.txt",
+        "0 list",
+    ),
     *("1 train nowhere", "1 train --resume nowhere", "1 train --dry-run nowhere"),
     *("1 ladder nowhere", "1 sample nowhere", "1 eval nowhere", "1 heads nowhere"),
     *("1 report nowhere", "1 attend a nowhere", "1 trace a nowhere", "1 import no/such/place"),

@@ -57,7 +57,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "ladder --rungs bigram,a": ["bigram,average"],
         "export ": ["tiny-001"],
         "prepare --tokenizer t": ["tales-char", "tiny-001"],
-        "diff tiny-001 ": ["tiny-001"],
+        "compare tiny-001 ": ["tiny-001", "ladder-001"],
         "list d": ["datasets"],
         "sample 'unclosed ": [],
     }.items(),

@@ -99,7 +99,7 @@ def test_commands_that_need_no_model_never_run_the_code(made: Path, stranger: Pa
     assert "Head" in command("list", "runs", cwd=stranger).stdout
     listed = json.loads(command("list", "runs", "--json", cwd=stranger).stdout)["runs"]
     assert [run["leaks"] for run in listed] == [None, None]
-    command("diff", "x", "y", cwd=stranger)
+    command("compare", "x", "y", cwd=stranger)
     run = open_run(stranger / "checkpoints/x")
     assert run.evaluations()[-1].step == 4
     assert run.references() and "Head" in repr(run)
@@ -169,7 +169,7 @@ def test_arguments_of_the_code_are_settings_of_runs_and_recipes(made: Path) -> N
     assert (config["set.start"], config["attention"]) == (2.0, f"{FILE}:Head")
     given = ["train", "--attention", f"{FILE}:Head"]
     command(*given, *SMALL, "--name=y", "--set", "start=3", "--set", "dropout=0.5", cwd=made)
-    shown = command("diff", "x", "y", cwd=made).stdout
+    shown = command("compare", "x", "y", cwd=made).stdout
     assert [line.split() for line in shown.splitlines() if "set." in line] == [
         ["set.start", "2", "3"],
         ["set.dropout", "0", "0.5"],

@@ -251,7 +251,7 @@ def test_a_model_that_looks_ahead_is_trained_only_by_force(code: Path, project: 
     assert listed_run["leaks"] == run.leaks
     assert NOT_COMPARABLE in command("sample", "ahead", "--tokens", 2, cwd=project).stderr
     command("train", *TRAIN, "--name", "causal", cwd=project)
-    compared = command("diff", "ahead", "causal", cwd=project).stderr
+    compared = command("compare", "ahead", "causal", cwd=project).stderr
     assert f"the loss of ahead is {NOT_COMPARABLE}: the model sees later tokens" in compared
     command("report", "ahead", cwd=project)
     assert NOT_COMPARABLE in (run.path / "report.html").read_text()

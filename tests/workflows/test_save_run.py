@@ -70,7 +70,7 @@ def test_a_loop_of_ones_own_comes_home(save: Any, dataset: Dataset, project: Pat
     assert len(text) == 10
     about = ("--checkpoint-dir", run.path.parent)
     other = save(Written(dataset.vocab_size, 12, width=8), set={"width": 8}, name="other")
-    shown = command("diff", "mine", "other", *about, cwd=project).stdout
+    shown = command("compare", "mine", "other", *about, cwd=project).stdout
     assert ["set.width", "6", "8"] in [line.split() for line in shown.splitlines()]
     assert other.config.settings()["block_size"] == 12
     listed = json.loads(command("list", "runs", "--json", *about, cwd=project).stdout)["runs"]

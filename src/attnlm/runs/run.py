@@ -192,6 +192,16 @@ class Run(RunFacts):
             return ""
         return f"{max(1, most // length) * length:,} of {self.dataset.val_tokens:,} tokens"
 
+    @property
+    def is_finished(self) -> bool:
+        """Return True if the run has made all its steps, or its patience ran out."""
+        if not self.last.exists():
+            return False
+        saved, training = self.facts(self.last), self.config.training
+        is_out_of_patience = training.patience is not None and saved.stale >= training.patience
+        is_complete = saved.step == training.steps or is_out_of_patience
+        return saved.step == saved.evaluated_step and is_complete
+
     def kept(self, step: int) -> Path:
         """Return the file of the weights that `keep_every` keeps of a step."""
         return self.path / _KEPT.format(step)

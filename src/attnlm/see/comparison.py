@@ -16,7 +16,6 @@ import attnlm
 from attnlm.base.setting_fields import Setting
 from attnlm.runs.run import Run
 from attnlm.see.curves import Line, chart_data, colours_of, panels_picture, seeds_line
-from attnlm.see.model_page import first_text, models_to_try
 from attnlm.see.page import render
 from attnlm.see.verdicts import Pair, interval
 
@@ -208,6 +207,8 @@ class Comparison:
         return self.groups[0].runs[0].references()
 
     def _page(self) -> bytes:
+        from attnlm.see.model_page import first_text, models_to_try
+
         panels = self._panels()
         runs = {group.name: group.runs[0] for group in self.groups}
         models = models_to_try(runs)

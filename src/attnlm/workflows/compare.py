@@ -18,7 +18,6 @@ from attnlm.runs.records import NOT_COMPARABLE
 from attnlm.runs.run import Run, open_run
 from attnlm.see.comparison import BITS, Comparison, Group, Target
 from attnlm.see.verdicts import Pair, compare_pairs, t_tails
-from attnlm.workflows.train import is_finished
 
 MEASURES = ("loss", "accuracy")
 _MAGIC = "*?["
@@ -203,7 +202,7 @@ def _check_group(name: str, runs: Sequence[Run], *, needs_seeds: bool) -> None:
             raise UsageError(f"{run.name} was imported: it has no seed", "compare trained runs")
         if run.leaks:
             raise UsageError(f"the loss of {run.name} is {NOT_COMPARABLE}", "leave it out")
-        if not run.last.exists() or not is_finished(run):
+        if not run.is_finished:
             raise UsageError(f"{run.name} is not finished", f"attnlm train --resume {run.name}")
         settings = run.config.settings()
         same = tuple(sorted((key, str(value)) for key, value in settings.items()))

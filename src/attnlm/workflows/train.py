@@ -291,7 +291,7 @@ def _new_job(
     if existing is not None:
         run = open_run(existing)
         check_same(run, request, data, record)
-        if not is_finished(run):
+        if not run.is_finished:
             raise AttnlmError(
                 f"a run called {run.name} exists, but it is not finished",
                 f"resume it: {resume_command(run.path)}",
@@ -453,14 +453,6 @@ def _check_steps(run: Run, saved: CheckpointFacts, steps: int | None, on_event: 
         on_event(Note(f"{run.name} was planned for {planned:,} steps; it now ends after {steps:,}"))
     if saved.step == saved.evaluated_step == steps:
         on_event(Note(f"{run.name} is finished; to extend it, {more}"))
-
-
-def is_finished(run: Run) -> bool:
-    """Return True if a run has made all its steps, or its patience ran out."""
-    saved, training = run.facts(run.last), run.config.training
-    is_out_of_patience = training.patience is not None and saved.stale >= training.patience
-    is_complete = saved.step == training.steps or is_out_of_patience
-    return saved.step == saved.evaluated_step and is_complete
 
 
 def check_same(

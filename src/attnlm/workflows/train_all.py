@@ -18,7 +18,7 @@ from attnlm.model.language_model import OwnOutputError
 from attnlm.runs.run import Run, open_run
 from attnlm.training.recorded import NotRecordedError
 from attnlm.training.step import StepNotFiniteError
-from attnlm.workflows.train import check_same, is_finished, train
+from attnlm.workflows.train import check_same, train
 
 _CHOSEN_BY_A_CLOCK = {"budget", "steps", "warmup", "eval_every", "eval_tokens"}
 
@@ -52,7 +52,7 @@ def _train_or_take(path: Path, settings: Settings, dataset: Dataset, on_event: O
         ignored = _CHOSEN_BY_A_CLOCK if timed else frozenset[str]()
         check_same(run, resolve_new({}, settings), dataset, None, ignored)
         if run.last.exists():
-            if is_finished(run):
+            if run.is_finished:
                 run.evaluations_until(run.facts(run.last).step)  # raises if some are missing
                 on_event(Note(f"{run.name} is done"))
                 return run
