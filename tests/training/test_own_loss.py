@@ -61,6 +61,7 @@ LOSSES = {
     "sum": ("return F.cross_entropy(l.mT, t, reduction='sum')", NO_MEAN),
     "squares": ("return ce(l, t).square().sum()", NO_MEAN),
     "largest": ("return ce(l, t).mean(1).max()", NO_MEAN),
+    "flooding": ("return (F.cross_entropy(l.mT, t) - 0.1).abs() + 0.1", NO_MEAN),
     "root": ("return ce(l, t).mean().sqrt()", NO_MEAN),
     "spread": ("return ce(l, t).mean() + 0.01 * l.std(0).mean()", NO_MEAN),
     "dropout": ("return F.cross_entropy(F.dropout(l, 0.3).mT, t)", DRAWS),
@@ -227,6 +228,7 @@ BODIES = {
     "a buffer in place": ("self.kept += 1", False),
     "another buffer": ("self.kept = self.kept.double() + 1", False),
     "a new buffer": ("hasattr(self, 'new') or self.register_buffer('new', x[0, 0] * 0)", False),
+    "a hook": ("self.numbers.requires_grad and self.numbers.register_hook(torch.relu)", False),
     "no copy": ("self.lines = (line for line in [])", True),
 }
 
@@ -256,10 +258,14 @@ MIXES = {
     "mean in training": ("x = x - self.training * x.mean(0, keepdim=True)", False),
     "mean and dropout": ("x = torch.dropout(x - x.mean(0), 0.1, self.training)", False),
     "softmax over the batch": ("x = x.softmax(0)", False),
+    "the text after the next": ("x = x + 0.01 * x.roll(2, 0)", False),
+    "parameters": ("self.numbers.data.mul_(0.99 if self.training else 1)", True),
+    "a limit": ("self.numbers.data.clamp_(0.4, 0.6)", True),
     "the other text": ("x = x + 0.01 * x.flip(0)", False),
     "dropout": ("x = torch.dropout(x, 0.1, self.training)", True),
     "noise": ("x = x + torch.randn_like(x)", True),
     "a count": ("self.kept += 1; x = x / self.kept.sum()", True),
+    "a count of evaluations": ("self.kept += not self.training", True),
     "running mean": ("self.kept = self.kept + x.mean(); x = x - self.kept[0]", False),
     "not finite": ("x = x / 0", True),
 }
@@ -279,11 +285,13 @@ def test_a_trial_of_a_model_finds_texts_that_change_each_other(
 ) -> None:
     trial = _tried(_mixing(name, tmp_path), dataset)
     assert trial.is_separate == MIXES[name][1]
-    assert trial.keeps_buffers == ("self.kept" not in MIXES[name][0])
+    changing = "self.kept", "mul_"
+    assert trial.keeps_buffers == all(word not in MIXES[name][0] for word in changing)
 
 
 @pytest.mark.parametrize(
-    ("name", "why"), [("mean", "change each other"), ("a count", "changes its buffers in training")]
+    ("name", "why"),
+    [("mean", "change each other"), ("a count", "changes its buffers or parameters itself")],
 )
 def test_a_model_that_needs_whole_batches_has_one_result_for_each_seed(
     name: str, why: str, dataset: Dataset, tmp_path: Path

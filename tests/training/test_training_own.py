@@ -5,6 +5,7 @@ That a resumed run equals an uninterrupted one: test_training.py.
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,74 @@ class Other(Gate):
     (tmp_path / "other.py").write_text(own_code.PARTS + content)
     with pytest.raises(AttnlmError, match=r"other.py:Other: the parameter gain is of type torch"):
         train(attention=f"{tmp_path}/other.py:Other", embed_dim=8)
+
+
+@pytest.mark.parametrize("made", ["LINEAR", "linear(embed_dim)"])
+def test_parameters_that_several_models_would_share_are_refused(
+    train: Any, tmp_path: Path, made: str
+) -> None:
+    content = f"""
+import functools
+
+LINEAR = nn.Linear(8, 8)
+
+@functools.cache
+def linear(embed_dim):
+    return nn.Linear(embed_dim, embed_dim)
+
+class Shared(Gate):
+    def __init__(self, embed_dim):
+        super().__init__(embed_dim)
+        self.linear = {made}
+"""
+    (tmp_path / "shared.py").write_text(own_code.PARTS + content)
+    with pytest.raises(AttnlmError, match=r"linear.weight exists before the module") as caught:
+        train(attention=f"{tmp_path}/shared.py:Shared", embed_dim=8)
+    assert caught.value.hint == "make it in the constructor"
+
+
+@pytest.mark.parametrize("step", [0.0, 1.0])
+def test_a_buffer_that_models_share_and_change_is_refused(
+    train: Any, tmp_path: Path, step: float
+) -> None:
+    content = f"""
+BUFFER = torch.zeros(8)
+
+class Counting(Gate):
+    def __init__(self, embed_dim):
+        super().__init__(embed_dim)
+        self.register_buffer("counted", BUFFER)
+
+    def forward(self, x):
+        self.counted += {step}
+        return super().forward(x) + self.counted
+"""
+    (tmp_path / "counting.py").write_text(own_code.PARTS + content)
+    is_refused = pytest.raises(AttnlmError, match="the buffer counted exists before the module")
+    with is_refused if step else contextlib.nullcontext():
+        for _ in range(2):
+            train(attention=f"{tmp_path}/counting.py:Counting", embed_dim=8)
+
+
+def test_variables_of_a_file_are_initialised_and_stay(train: Any, tmp_path: Path) -> None:
+    content = """
+ZEROS, TABLE = torch.zeros(8), nn.init.ones_(torch.full((8,), torch.nan))
+
+class Fixed(Gate):
+    def __init__(self, embed_dim, copies=False):
+        super().__init__(embed_dim)
+        self.bias = nn.Parameter(ZEROS.clone() if copies else ZEROS)
+        self.none = nn.Parameter(torch.zeros(0, embed_dim))
+
+    def forward(self, x):
+        return super().forward(x) * TABLE + self.bias
+"""
+    (tmp_path / "fixed.py").write_text(own_code.PARTS + content)
+    runs = [
+        train(attention=f"{tmp_path}/fixed.py:Fixed", embed_dim=8, set={"copies": copies})
+        for copies in (False, True)
+    ]
+    assert runs[0].evaluations()[-1].val_loss == runs[1].evaluations()[-1].val_loss
 
 
 def test_muon_and_a_recurrent_model_learn(train: Any, code: Path) -> None:

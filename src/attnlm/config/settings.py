@@ -153,6 +153,7 @@ def _resolve_checked(settings: Settings, recipe: Settings, parent: ParentRun | N
     if parent is not None:
         settings = {**_inherited(parent, {**recipe, **settings}), **settings}
     combined = {**recipe, **settings}
+    check_files(code for code in combined.values() if isinstance(code, OwnCode))
     chosen = {k: v for k, v in combined.items() if RECORD_OF.get(k) is TrainingConfig}
     parts = {k: v for k, v in combined.items() if k not in chosen}
     model, dropped = _model_and_dropped(parts, settings)
@@ -170,7 +171,6 @@ def _model_and_dropped(parts: Settings, settings: Settings) -> tuple[ModelSpec, 
     `settings` are the user's, without the recipe's.
     """
     codes = {name: code for name, code in parts.items() if isinstance(code, OwnCode)}
-    check_files(codes.values())
     parts = {k: v for k, v in parts.items() if k not in codes}
     arguments = {k.removeprefix(PREFIX): v for k, v in parts.items() if k.startswith(PREFIX)}
     if arguments and not codes:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from attnlm.base.errors import AttnlmError, NotFiniteError
+from attnlm.base.own_code import OwnCode
 from attnlm.model.architecture import Architecture
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.spec import ModelSpec
@@ -37,6 +38,7 @@ class ChangedModelError(AttnlmError):
 
 def meta_model(spec: ModelSpec, vocab_size: int) -> LanguageModel:
     """Return the model on torch's meta device: names and shapes without memory and numbers."""
+    _run_files(spec)
     with torch.device("meta"):
         return uninitialised_model(spec, vocab_size)
 
@@ -182,7 +184,7 @@ def draw_zeros(model: LanguageModel) -> None:
         if not parameter.any():
             std = parameter.size(-1) ** -0.5 if parameter.dim() > 1 else 1.0
             drawn = torch.empty(parameter.shape).normal_(std=std, generator=generator)
-            parameter.data.copy_(drawn)
+            parameter.data = drawn.to(parameter.device)  # the user's variable may be its memory
 
 
 @contextlib.contextmanager
@@ -216,8 +218,16 @@ def restoring(model: LanguageModel) -> Iterator[None]:
 
 def uninitialised_model(spec: ModelSpec, vocab_size: int) -> LanguageModel:
     """Return a model with uninitialised weights, without writing to their memory."""
+    _run_files(spec)
     with _WithoutInitialisation():
         return spec.build(vocab_size)
+
+
+def _run_files(spec: ModelSpec) -> None:
+    """Run the files of own code, whose variables need their initialisation."""
+    for code in spec.settings().values():
+        if isinstance(code, OwnCode):
+            code.load()
 
 
 class _WithoutInitialisation(TorchFunctionMode):

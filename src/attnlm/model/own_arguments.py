@@ -73,11 +73,26 @@ def build_module(code: OwnCode, sizes: Mapping[str, Any], arguments: Settings) -
         raise AttnlmError(
             f"{code} returns {type(module).__name__}, not a module", "return a torch.nn.Module"
         )
+    owner = object()  # of parameters: other runs would train those that several modules share
     for name, tensor in module.named_parameters():
         if tensor.dtype != torch.float32:
             raise AttnlmError(
                 f"{code}: the parameter {name} is of type {tensor.dtype}",
                 "make it torch.float32; use a buffer for what is not trained",
+            )
+        if vars(tensor).setdefault("attnlm_owner", owner) is not owner:
+            raise AttnlmError(
+                f"{code}: the parameter {name} exists before the module, and others share it",
+                "make it in the constructor",
+            )
+    for name, buffer in module.named_buffers():
+        first = vars(buffer).setdefault("attnlm_first", None)
+        if first is None:
+            vars(buffer)["attnlm_first"] = buffer.detach().clone()
+        elif not torch.equal(first, buffer):
+            raise AttnlmError(
+                f"{code}: the buffer {name} exists before the module, and another one changed it",
+                "make it in the constructor",
             )
     return module
 

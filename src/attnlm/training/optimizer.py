@@ -65,6 +65,7 @@ def _make_spans(model: LanguageModel, config: TrainingConfig) -> list[Span]:
     for name, parameter in model.named_parameters():
         decays = parameter.ndim > 1 or config.weight_decay_on == "all"
         by_muon = config.optimizer == "muon" and model.is_matrix(name, parameter)
+        by_muon = by_muon and parameter.numel() > 0
         if parameter.requires_grad:
             group = ParameterGroup(tuple(parameter.shape[-2:]) if by_muon else (), decays)
             spans.append(Span(group, name, parameter.data, slice(0, 0)))

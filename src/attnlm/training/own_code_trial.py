@@ -47,7 +47,7 @@ class Trial(NamedTuple):
         if not self.is_separate:
             return f"the texts of a batch change each other in {config.spec.name}"
         if not self.keeps_buffers:
-            return f"{config.spec.name} changes its buffers in training"
+            return f"{config.spec.name} changes its buffers or parameters itself"
         loss = config.training.loss
         return "" if self.is_mean else f"the loss {loss} of a batch is not the mean of its parts"
 
@@ -92,10 +92,10 @@ def mixes_texts(
     """
     if not isinstance(config.spec, OwnParts | OwnModel) or len(inputs) < 2:
         return False
-    ids_BT = torch.from_numpy(inputs[:2]).to(device.torch)
+    ids_BT = torch.from_numpy(inputs).to(device.torch)
     is_training = True
 
-    def logits(texts: int = 2) -> Tensor:
+    def logits(texts: int = len(inputs)) -> Tensor:
         """Return the logits of the first text among `texts`."""
         with restoring(model), torch.no_grad(), on_device_of(ids_BT):
             draw_zeros(model)
@@ -116,15 +116,22 @@ def mixes_texts(
 def _changes_buffers(
     config: Config, model: LanguageModel, device: Device, inputs: NDArray[np.int64]
 ) -> bool:
-    """Return True if training changes a buffer that is recorded."""
+    """Return True if training, or an evaluation, changes a buffer that is recorded.
+
+    So does training that changes parameters each time; a limit, as of clamp_, is kept the 2nd time.
+    """
     ids_BT = torch.from_numpy(inputs).to(device.torch)
     before = {name: buffer.clone() for name, buffer in stored_buffers(model).items()}
     with keeping_random_state(device, config), contextlib.suppress(Exception), restoring(model):
         seed_generators(0, config)
         with torch.no_grad(), on_device_of(ids_BT):
             drop_by(model, ())
+            model.eval()(ids_BT)
             model.train()(ids_BT)
-        return not _are_equal(before, stored_buffers(model))
+            parameters = [(p, p.clone()) for p in model.parameters() if p.numel()]
+            model(ids_BT)
+        is_moving = any(_differs(once, p) for p, once in parameters)
+        return is_moving or not _are_equal(before, stored_buffers(model))
     return False  # the first step raises the error again
 
 
@@ -137,6 +144,8 @@ def _are_equal(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> boo
 
 def _may_replicate(config: Config, model: LanguageModel, inputs: NDArray[np.int64]) -> bool:
     """Return True if the model can be copied, draws nothing, and keeps its buffers."""
+    if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in model.parameters()):
+        return False  # copies of parameters are without their hooks
     try:
         copied = copy.deepcopy(model).train()
     except Exception:  # noqa: BLE001 - own code may raise anything
@@ -176,6 +185,10 @@ def _try_loss(
     length = min(length, max(1, _MOST_LOGITS // (2 * half * vocab_size)))
     ids_BT, targets_BT = (torch.from_numpy(x[: 2 * half, :length]) for x in (inputs, targets))
     logits_BTV = torch.randn(*ids_BT.shape, vocab_size, generator=torch.Generator())
+    # A low loss in one half and a high one in the other find bends, such as (loss - b).abs() + b.
+    logits_BTV[:half].scatter_add_(
+        2, targets_BT[:half, :, None].clamp(min=0), torch.full((half, length, 1), 10.0)
+    )
     batch = [x.to(device.torch) for x in (logits_BTV, ids_BT, targets_BT)]
     batch[0].requires_grad_()
 
