@@ -185,6 +185,8 @@ def test_the_facts_and_the_table_hold_every_loss_by_seed(root: Path) -> None:
         (("narrow-*", "wide-*"), {"measure": "los"}, "invalid value for `measure`"),
         (("narrow-*", "wide-*"), {"measure": "accuracy"}, "narrow-1 has no accuracy"),
         (("narrow-*", "wide-*"), {"baseline": "wide"}, "'wide' is no group"),
+        (("narrow-1", "wide-1"), {"measure": "accuracy"}, "one run in each group gives no verdict"),
+        (("narrow-1", "wide-1"), {"baseline": "wide-1"}, "one run in each group gives no verdict"),
     ],
 )
 def test_what_cannot_be_compared_is_a_usage_error(
@@ -215,6 +217,39 @@ def test_missing_copied_and_unfinished_runs_are_refused_by_name(root: Path, tmp_
     (tmp_path / "wide-3" / "last.safetensors").unlink()
     with pytest.raises(UsageError, match="wide-3 is not finished"):
         of("narrow-*", "wide-*", root=tmp_path)
+
+
+def test_losses_of_a_part_of_the_split_are_not_compared_with_those_of_the_whole(
+    root: Path, tmp_path: Path
+) -> None:
+    dataset = attnlm.open_run(root / "wide-1").dataset.path
+    for seed in SEEDS[:2]:
+        given = {**QUICK, "seed": seed, "name": f"part-{seed}", "eval_tokens": 24}
+        run = attnlm.train(dataset, checkpoint_dir=tmp_path, model="multi-head", **given)
+        (run.path / "metrics.jsonl").write_text(
+            "".join(f"{json.dumps(m)}\n" for m in run.metrics() if not m.get("checkpoint"))
+        )
+    parts = [attnlm.open_run(tmp_path / f"part-{seed}") for seed in SEEDS[:2]]
+    result = parts[0].result()
+    assert result is not None and result.part
+    with pytest.raises(UsageError, match="different validation splits, parts of it"):
+        of("wide-1,wide-2", parts, root=root)
+
+
+def test_a_target_alone_and_a_rung_of_two_ladders_have_names_of_their_own(
+    root: Path, tmp_path: Path
+) -> None:
+    found = of("wide-*", target=9.0, root=root)
+    assert found.verdict.startswith("wide-*: the probability of such a mean at the target is")
+    for name in ("one", "two"):
+        attnlm.ladder(
+            "fruits-char", rungs=["bigram"], steps=2, seeds=2, seed=len(name), tokens=1, name=name,
+            checkpoint_dir=tmp_path, data_dir=root.parent / "data",
+        )  # fmt: skip
+    assert [group.name for group in of("one", "two", root=tmp_path).groups] == [
+        "one:bigram",
+        "two:bigram",
+    ]
 
 
 def test_other_data_are_refused(root: Path, tmp_path: Path) -> None:

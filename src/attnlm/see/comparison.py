@@ -17,7 +17,7 @@ from attnlm.base.setting_fields import Setting
 from attnlm.runs.run import Run
 from attnlm.see.curves import Line, chart_data, colours_of, panels_picture, seeds_line
 from attnlm.see.page import render
-from attnlm.see.verdicts import Pair, interval
+from attnlm.see.verdicts import Pair, interval, interval_text
 
 BITS = "bits_per_byte"
 
@@ -97,14 +97,14 @@ class Comparison:
         rows = []
         for group in self.groups:
             mean = "" if group.mean is None else f"{group.mean:.4f}"
-            row = [group.name, mean, _between(group.interval, ".4f"), str(len(group.runs))]
+            row = [group.name, mean, interval_text(group.interval), str(len(group.runs))]
             reached = ["", "", ""]
             if (target := group.target) is not None:
                 steps = f"{target.steps.count(None)} never"
                 if target.mean_steps is not None:
                     steps = f"{target.mean_steps:,.0f}"
                 p = "" if target.p is None else f"{target.p:.2g}"
-                reached = [p, steps, _between(target.interval, ",.0f")]
+                reached = [p, steps, interval_text(target.interval, ",.0f")]
             rows.append(row + reached)
         shown = 7 if any(group.target for group in self.groups) else 4
         return header[:shown], [row[:shown] for row in rows]
@@ -117,7 +117,7 @@ class Comparison:
                 pair.rival,
                 pair.verdict,
                 f"{pair.difference:+z.4f}",
-                _between(pair.interval, "+z.4f"),
+                interval_text(pair.interval),
                 "" if pair.p is None else f"{pair.p:.2g}",
                 f"{pair.seeds_needed or ''}",
             ]
@@ -129,13 +129,19 @@ class Comparison:
     @property
     def verdict(self) -> str:
         """A sentence for each pair with a verdict, and what would show the others."""
-        if not self.pairs:
+        words = [
+            f"{group.name}: the probability of such a mean at the target is {group.target.p:.2g}"
+            for group in self.groups
+            if group.target is not None and group.target.p is not None
+        ]
+        if not words and all(pair.p is None for pair in self.pairs):
             return "one run in each group gives no verdict: the difference may be chance"
-        words = []
         for pair in self.pairs:
-            if pair.verdict == "not shown":
+            both = f"{pair.rung} and {pair.rival}"
+            if pair.p is None:
+                words.append(f"{both}: the spread is unknown")
+            elif pair.verdict == "not shown":
                 seeds = "over 100" if pair.seeds_needed is None else f"{pair.seeds_needed}"
-                both = f"{pair.rung} and {pair.rival}"
                 words.append(f"{both}: no difference is shown; {seeds} seeds would show this one")
             else:
                 verb = "the same as" if pair.verdict == "the same" else f"{pair.verdict} than"
@@ -204,7 +210,8 @@ class Comparison:
         return panels
 
     def _references(self) -> dict[str, float]:
-        return self.groups[0].runs[0].references()
+        """Return the known losses, if all groups have the same."""
+        return self.groups[0].runs[0].references() if self.measure == "val_loss" else {}
 
     def _page(self) -> bytes:
         from attnlm.see.model_page import first_text, models_to_try
@@ -212,7 +219,8 @@ class Comparison:
         panels = self._panels()
         runs = {group.name: group.runs[0] for group in self.groups}
         models = models_to_try(runs)
-        caption = "Validation loss by tokens"
+        of = " of each tokenizer" if self.measure == BITS else ""
+        caption = f"Validation loss in nats per token{of}, by tokens"
         prompt = first_text([*runs.values()])
         charts = [chart_data(panels["tokens"], self._references(), "tokens")]
         return render(
@@ -227,17 +235,13 @@ class Comparison:
             version=attnlm.__version__,
             caption=caption,
             colours={line.label: line.colour for line in panels["tokens"]},
-            references=self._references() if self.measure == "val_loss" else {},
+            references=self._references(),
             groups=self.group_table(),
             pairs=self.table(),
             settings=self.settings,
             names=[*runs],
             notes=self.notes,
         )
-
-
-def _between(interval: tuple[float, float] | None, format: str) -> str:
-    return "" if interval is None else f"{interval[0]:{format}} to {interval[1]:{format}}"
 
 
 def _in_latex(text: str) -> str:

@@ -33,7 +33,7 @@ from attnlm.see.curves import (
 from attnlm.see.model_page import first_text, models_to_try
 from attnlm.see.page import render
 from attnlm.see.reproduce import ladder_command
-from attnlm.see.verdicts import Pair, compare_pairs, interval
+from attnlm.see.verdicts import Pair, compare_pairs, interval, interval_text
 
 NOTICEABLE = 0.01  # nats per token
 
@@ -394,11 +394,6 @@ class Ladder:
         path = self.path / "index.html"
         files.write_bytes(path, page)
         return path
-
-
-def interval_text(interval: tuple[float, float] | None) -> str:
-    """Return `−0.0123 to 0.0456`."""
-    return "" if interval is None else f"{interval[0]:z.4f} to {interval[1]:z.4f}".replace("-", "−")
 
 
 def _comparison(pair: Pair, why: str, why_not: str) -> str:

@@ -155,6 +155,9 @@ def patch(
     given_N2 = torch.full((len(texts_N2T), 2), _LIKELIEST)
     if answers is not None:
         pairs = [answers] if isinstance(clean, str) else answers
+        if len(pairs) != len(texts_N2T) or any(len(pair) != 2 for pair in pairs):
+            hint = "pass (clean, corrupted), or a list of such pairs for lists of texts"
+            raise UsageError("`answers` is not a pair for each pair of texts", hint)
         given_N2 = torch.tensor([[_answer_id(run, str(one)) for one in pair] for pair in pairs])
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
     sums: dict[Site, Tensor] = {}

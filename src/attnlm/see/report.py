@@ -72,7 +72,7 @@ class Report:
 
     def facts(self) -> dict[str, Any]:
         """Return the main results as JSON values."""
-        best = self.result and self.result.best
+        best = self.result and self.result.final
         return {
             "run": str(self.run.path),
             "model": self.run.config.spec.name,

@@ -6,7 +6,6 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.runs.run import Run
 from attnlm.tokens.tokenizer import Tokenizer
 
-_DARK, _BLUE = (0x1F, 0x24, 0x2B), (0x2F, 0x80, 0xD8)  # RGB for 0 and for 1
 _SHOWN = {" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 
 
@@ -57,9 +56,3 @@ def visible(text: str) -> str:
         _SHOWN.get(c) or (c if c.isprintable() else c.encode("unicode_escape").decode())
         for c in text
     )
-
-
-def tint(share: float) -> str:
-    """Return a terminal style for a number from 0 to 1: white text on dark for 0, on blue for 1."""
-    mixed = (round(low + (high - low) * share) for low, high in zip(_DARK, _BLUE, strict=True))
-    return "#ffffff on #" + "".join(f"{channel:02x}" for channel in mixed)

@@ -32,7 +32,8 @@ class Pair:
     rung: str
     rival: str
     difference: float
-    """the rival's mean loss minus the rung's mean loss, in nats per token"""
+    """by how much the rung is better: the rival's mean loss minus the rung's; of accuracies, the
+    rung's mean minus the rival's"""
     interval: tuple[float, float] | None
     """of 95%, or more if there are other pairs; None for one seed"""
     verdict: str
@@ -70,13 +71,16 @@ class _Difference(NamedTuple):
         return float(self.mean == 0)
 
 
-def compare_pairs(losses: Losses, baseline: str | None = None) -> list[Pair]:
+def compare_pairs(
+    losses: Losses, baseline: str | None = None, *, are_shares: bool = False
+) -> list[Pair]:
     """Return the comparison of each group with each earlier one or, if given, with the baseline.
 
     The probability that any verdict on equal groups is better or worse is at most 5%. For this, the
     pair whose difference is the clearest of m gets an interval of 1 − 0.05/m, the next one of
     1 − 0.05/(m − 1), and so on; from the first interval that includes 0 on, the level stays the
-    same.
+    same. Where losses `are_shares` of few answers, equal differences may be chance: they show no
+    spread.
     """
     differences = {
         (rung, rival): _difference(losses[rung], losses[rival])
@@ -95,7 +99,7 @@ def compare_pairs(losses: Losses, baseline: str | None = None) -> list[Pair]:
     is_shown = True
     for names, d in sorted(differences.items(), key=lambda item: item[1].p):
         otherwise = "the same" if d.is_rounding else "not shown"
-        if not d.freedom:
+        if not d.freedom or (are_shares and not d.error and not d.is_rounding):
             compared[names] = Pair(*names, d.mean, None, otherwise, None, None, d.paired)
             continue
         tails = FALSE_CLAIMS / pairs_left
@@ -107,6 +111,13 @@ def compare_pairs(losses: Losses, baseline: str | None = None) -> list[Pair]:
         found = (d.mean - half, d.mean + half)
         compared[names] = Pair(*names, d.mean, found, verdict, needed, d.p, d.paired)
     return [compared[names] for names in differences]
+
+
+def interval_text(interval: tuple[float, float] | None, format: str = "z.4f") -> str:
+    """Return `−0.0123 to 0.0456`; "" for None."""
+    if interval is None:
+        return ""
+    return f"{interval[0]:{format}} to {interval[1]:{format}}".replace("-", "−")
 
 
 def interval(values: Sequence[float], tails: float = FALSE_CLAIMS) -> tuple[float, float]:

@@ -13,6 +13,7 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.folders import folder_names
 from attnlm.base.setting_fields import Setting, quoted
 from attnlm.base.suggestions import suggestion
+from attnlm.data.dataset import read_meta
 from attnlm.runs.ladder_plan import RECORD, read_plan
 from attnlm.runs.records import NOT_COMPARABLE
 from attnlm.runs.run import Run, open_run
@@ -60,7 +61,7 @@ def compare(
         raise UsageError("no group of runs", "name runs, such as 'warm-*' 'cold-*', or a ladder")
     named: dict[str, tuple[Run, ...]] = {}
     for group in groups:
-        for name, runs in _members(group, root):
+        for name, runs in _members(group, root, is_alone=len(groups) == 1):
             if name in named:
                 raise UsageError(f"the group {name} is named twice", "name each group once")
             named[name] = runs
@@ -83,6 +84,11 @@ def compare(
                 )
     everything = [run for runs in named.values() for run in runs]
     if target is None and len(everything) == len(named):
+        if measure != "loss" or baseline is not None:
+            raise UsageError(
+                "one run in each group gives no verdict",
+                "name runs of several seeds, or leave out `measure` and `baseline`",
+            )
         return _compare_single(named)
     for name, runs in named.items():
         _check_group(name, runs, needs_seeds=len(everything) > len(named) > 1)
@@ -96,7 +102,7 @@ def compare(
         reached = None if target is None else _target(runs, values, target)
         compared.append(Group(name, runs, values, _common_settings(runs), reached))
     losses = {g.name: _keyed(g, -1 if key == "accuracy" else 1) for g in compared}
-    pairs = compare_pairs(losses, baseline)
+    pairs = compare_pairs(losses, baseline, are_shares=key == "accuracy")
     notes += _notes_on_pairs(pairs, losses)
     differing = _differing([group.settings for group in compared])
     return Comparison(tuple(compared), tuple(pairs), key, differing, {}, {}, tuple(notes))
@@ -140,9 +146,12 @@ def _compare_single(named: Mapping[str, tuple[Run, ...]]) -> Comparison:
 
 
 def _members(
-    group: str | Path | Run | Sequence[str | Path | Run], root: Path
+    group: str | Path | Run | Sequence[str | Path | Run], root: Path, *, is_alone: bool
 ) -> Iterator[tuple[str, tuple[Run, ...]]]:
-    """Yield the name and the runs of a group; of a ladder, of each rung."""
+    """Yield the name and the runs of a group; of a ladder, of each rung.
+
+    The name of a rung begins with that of its ladder if there are other groups.
+    """
 
     def opened(name: str | Path | Run) -> Run:
         return open_run(name, checkpoint_dir=root)
@@ -159,10 +168,9 @@ def _members(
         paths = plan.runs(folder)
         for rung in plan.rungs:
             if rung not in plan.failed:
-                yield (
-                    rung,
-                    tuple(opened(path.absolute()) for (r, _), path in paths.items() if r == rung),
-                )
+                places = [path.absolute() for (name, _), path in paths.items() if name == rung]
+                label = rung if is_alone else f"{folder.name}:{rung}"
+                yield label, tuple(map(opened, places))
     elif any(character in str(group) for character in _MAGIC):
         names = sorted(n for n in folder_names(root, "run") if fnmatch.fnmatchcase(n, str(group)))
         if not names:
@@ -222,13 +230,11 @@ def _loss_key(runs: Sequence[Run], notes: list[str]) -> str:
     """Return the measure for losses. Raises UsageError if they are of different data."""
     first = runs[0]
     for run in runs:
-        if (run.dataset.val_bytes, run.dataset.question_end) != (
-            first.dataset.val_bytes,
-            first.dataset.question_end,
-        ):
+        if _measured_on(run) != _measured_on(first):
             raise UsageError(
-                f"{run.name} and {first.name} were measured on different validation splits",
-                "compare runs of one data set",
+                f"{run.name} and {first.name} were measured on different validation splits, parts "
+                "of it or tokens in it",
+                "compare runs of one data set that are measured alike",
             )
     if all(run.dataset.val_sha256 == first.dataset.val_sha256 for run in runs):
         return "val_loss"
@@ -242,10 +248,15 @@ def _loss_key(runs: Sequence[Run], notes: list[str]) -> str:
     return BITS
 
 
+def _measured_on(run: Run) -> object:
+    """Return what two runs must share so that their losses can be compared."""
+    result = run.result()
+    part = "" if result is None else result.part
+    return run.dataset.val_bytes, run.dataset.question_end, run.config.training.loss_on, part
+
+
 def _text_of(run: Run) -> object:
     """Return what says which text a run was trained and measured on. Raises AttnlmError."""
-    from attnlm.data.dataset import read_meta
-
     meta = read_meta(Path(run.dataset.path))
     if meta.val_sha256 != run.dataset.val_sha256:
         raise AttnlmError(
