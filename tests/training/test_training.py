@@ -339,6 +339,18 @@ def test_losses_on_the_whole_split_are_the_last_lines_and_a_changed_one_is_refus
         run.result()
 
 
+def test_a_run_in_the_current_folder_is_not_looked_up_elsewhere(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    other = {**QUICK, "model": "bigram", "name": "mine", "seed": 2}
+    attnlm.train(dataset, checkpoint_dir="checkpoints", **other)
+    given = {**QUICK, "model": "bigram", "name": "mine", "checkpoint_dir": "."}
+    run = attnlm.train(dataset, **given)
+    assert attnlm.train(dataset, exist_ok=True, **given).config.training.seed == 1
+    assert run.path == Path("mine")
+
+
 def test_exist_ok_accepts_a_finished_run_with_the_same_configuration(train: Any) -> None:
     run = train("bigram", name="mine")
     content = run.last.read_bytes()

@@ -147,9 +147,8 @@ def train(
         if not processes.is_main:
             return run
         if run.config.codes:
-            run = open_run(
-                run.path.absolute()
-            )  # what it computes no longer changes with a notebook
+            # What it computes no longer changes with a notebook.
+            run = open_run(run.name, checkpoint_dir=run.path.parent)
         if training.budget is not None and state.step < FEW_STEPS:
             made = "1 step was" if state.step == 1 else f"{state.step} steps were"
             better = "use a smaller model, a smaller `batch_size` or a longer `budget`"
@@ -291,7 +290,7 @@ def _new_job(
         check_context(request.config, data, is_fixed=True)
     record = None if parent is None else parent_record(parent, checkpoint)
     if existing is not None:
-        run = open_run(existing.absolute())
+        run = open_run(existing.name, checkpoint_dir=existing.parent)
         check_same(run, request, data, record)
         if not run.is_finished:
             raise AttnlmError(

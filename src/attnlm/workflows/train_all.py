@@ -47,7 +47,7 @@ def train_all(
 
 def _train_or_take(path: Path, settings: Settings, dataset: Dataset, on_event: OnEvent) -> Run:
     if path.is_dir():
-        run = open_run(path.absolute())
+        run = open_run(path.name, checkpoint_dir=path.parent)
         timed = run.config.training.budget is not None
         ignored = _CHOSEN_BY_A_CLOCK if timed else frozenset[str]()
         check_same(run, resolve_new({}, settings), dataset, None, ignored)
