@@ -29,7 +29,6 @@ from tools.emulated import EMULATED
 
 _ROOT = Path(__file__).parent.parent
 _OF_C = (
-    "tests/model/test_ops.py",
     "tests/model/test_block.py",
     "tests/generation/test_native_decoder.py",
     "tests/training/test_one_layer.py",
@@ -42,17 +41,13 @@ _TESTS = (
     "tests/training/test_optimizer.py",
     "tests/training/test_training.py::test_a_resumed_run_equals_an_uninterrupted_one",
 )
-_TESTS_EMULATED = (
-    *_OF_C,
-    "tests/model/test_textbook.py::test_compiled_parts_give_the_gradients_up_to_rounding",
-)
+_TESTS_EMULATED = _OF_C
 _MARKS = "not slow and not compilers"
 _WORKERS = "2"
 _FOUND = """
 from torch.backends.cpu import get_cpu_capability
-from attnlm.compute.native import native_library
-native = native_library()
-print(0 if native is None else native.attention_lanes(), get_cpu_capability())
+from attnlm.compute.native import instruction_set, native_library
+print("none" if native_library() is None else instruction_set(), get_cpu_capability())
 """
 
 
@@ -61,19 +56,19 @@ class Environment(NamedTuple):
 
     limits: tuple[str, ...] = ()
     """The values of _LIMITS, if any."""
-    lanes: int | None = None
-    """The floats in a vector of the kernels; 0 without kernels."""
+    found: str | None = None
+    """The instruction set of the kernels; "none" without kernels."""
     capability: str | None = None
     kernels: str = ""
     """The value of ATTNLM_KERNELS."""
 
 
 _LIMITS = ("ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
-_WITHOUT_KERNELS = Environment(lanes=0, kernels="none")
+_WITHOUT_KERNELS = Environment(found="none", kernels="none")
 ENVIRONMENTS = {
     "this processor": Environment(),
-    "AVX2": Environment(("avx2", "AVX2", "AVX2"), 8, "AVX2"),
-    "SSE": Environment(("default", "SSE4_2", "SSE41"), 4, "DEFAULT"),
+    "AVX2": Environment(("avx2", "AVX2", "AVX2"), "avx2", "AVX2"),
+    "SSE": Environment(("default", "SSE4_2", "SSE41"), "sse4.2", "DEFAULT"),
     "no kernels": _WITHOUT_KERNELS,
     "zig": Environment(),
     **dict.fromkeys(EMULATED, _WITHOUT_KERNELS),  # until the plugin puts the emulated ones there
@@ -134,11 +129,11 @@ def _not_as_wanted(one: Environment, variables: dict[str, str]) -> str:
     done = subprocess.run(command, cwd=_ROOT, env=variables, capture_output=True, text=True)
     if done.returncode != 0:
         return f"attnlm fails: {done.stderr.strip().splitlines()[-1]}"
-    lanes, capability = done.stdout.split()
-    if one.lanes is None and lanes == "0":
+    found, capability = done.stdout.split()
+    if one.found is None and found == "none":
         return "there are no kernels"
-    if one.lanes is not None and int(lanes) != one.lanes:
-        return f"the kernels have {lanes} lanes, not {one.lanes}"
+    if one.found is not None and found != one.found:
+        return f"the kernels are those for {found}, not {one.found}"
     if one.capability is not None and capability != one.capability:
         return f"PyTorch takes {capability}, not {one.capability}"
     return ""

@@ -98,17 +98,16 @@ def test_a_number_that_is_not_finite_stops_the_run_and_is_never_saved(
         vector[generator.randrange(len(vector))] = value
 
     def before(stepper: Any) -> None:
-        replica = stepper._replicas[0]
-        backward = replica.backward
+        form, draws = stepper._replicas[0]
 
         def spoiling(*batch: Any) -> torch.Tensor:
-            loss: torch.Tensor = backward(*batch)
+            loss: torch.Tensor = form(*batch)
             if spoiled == "gradient":
                 spoil(stepper.state.optimizer.gradient)
             return loss + value if spoiled == "loss" else loss
 
         if stepper.state.step + 1 == step and spoiled != "weights":
-            replica.backward = spoiling
+            stepper._replicas[0] = spoiling, draws
 
     def after(stepper: Any) -> None:
         if stepper.state.step == step and spoiled == "weights":
