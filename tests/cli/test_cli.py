@@ -445,6 +445,17 @@ def test_only_a_closed_stdout_is_an_error(project: Path) -> None:
             assert done.code == 1 and "error: cannot write the output: Bad file" in done.stderr
 
 
+def test_a_file_that_the_locale_cannot_name_is_no_internal_error(
+    monkeypatch: pytest.MonkeyPatch, project: Path
+) -> None:
+    def opened(run: str, **others: object) -> None:
+        raise UnicodeEncodeError(sys.getfilesystemencoding(), "é.py", 0, 1, "not in range(128)")
+
+    monkeypatch.setattr("attnlm.open_run", opened)
+    done = command("sample", "small", cwd=project, code=1)
+    assert "'é.py'" in done.stderr and "PYTHONUTF8=1" in done.stderr
+
+
 def test_a_name_too_long_for_any_system_is_an_invalid_argument(project: Path) -> None:
     for words in (["prepare", "text.txt"], ["train"], ["ladder"], ["train", "--dry-run"]):
         fails(*words, "--name", "a" * 4000, cwd=project, code=2, says="--name", hints="use letters")

@@ -144,6 +144,8 @@ def _explained(error: BaseException) -> tuple[int, str, str]:
         elif not place and error.errno == errno.ENOENT:
             place = "the current folder: "
         return 1, f"{place}{error.strerror or text}", suggest_remedy(error)
+    if isinstance(error, UnicodeEncodeError) and error.encoding == sys.getfilesystemencoding():
+        return 1, f"the locale has no way to name the file {error.object!r}", "set PYTHONUTF8=1"
     if os.environ.get("ATTNLM_DEBUG") == "1":
         traceback.print_exception(error)
     name = type(error).__name__
