@@ -89,9 +89,9 @@ def _measured(course: Path) -> Iterator[tuple[str, float]]:
     )
     yield from {"wide": wide, "narrow": narrow, "wide-gain": narrow - wide}.items()
     yield "four-gain", single - narrow
-    rungs = ladder(course, "parts")["rungs"]
+    rungs = ladder(course, "parts")["groups"]
     for name, rung in zip(("all-parts", "no-positions", "no-mlp", "no-norm"), rungs, strict=True):
-        yield name, rung["val_loss"]
+        yield name, rung["mean"]
 
 
 def loss(course: Path, name: str) -> float:

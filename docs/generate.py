@@ -21,10 +21,9 @@ from attnlm.cli.app import root_command
 from attnlm.cli.options import SHOWS_ALL
 from attnlm.runs.external_formats import Exported
 from attnlm.runs.journal import EvaluationRecord, Snapshot
-from attnlm.runs.ladder_plan import LadderPlan, Trial
+from attnlm.runs.ladder_plan import LadderPlan
 from attnlm.runs.run import Checkpoint, Result
 from attnlm.see.heads import HeadReport
-from attnlm.see.ladder import Gain, Rung
 from attnlm.see.pictures import Grid, HeatMaps
 from attnlm.see.trace import Step
 from attnlm.see.verdicts import Pair
@@ -36,23 +35,20 @@ _RETURNED = (
     Checkpoint,
     EvaluationRecord,
     Exported,
-    Gain,
     Grid,
     HeadReport,
     HeatMaps,
     LadderPlan,
     Pair,
     Result,
-    Rung,
     Snapshot,
     Step,
-    Trial,
 )
 """Classes without a public name of which public functions return objects."""
 _INTERNAL = {
     "Batches": {"starts"},
     "Checkpoint": {"header"},
-    "LadderPlan": {"check", "grid", "runs", "settings", "write"},
+    "LadderPlan": {"adapting", "check", "grid", "runs", "settings", "write"},
     "ProgressBar": {"begin", "clear", "close"},
     "Run": {
         "alone",

@@ -51,15 +51,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No curve.png and curves.png, which take longer to draw than most tests take to train, and no
-    waiting for the disk; test_curves.py and test_ladder_page.py draw them, and test_files.py sees
+    """No pictures of curves, which take longer to draw than most tests take to train, and no
+    waiting for the disk; test_curves.py and test_compare.py draw them, and test_files.py sees
     that files are flushed. Snapshots have
     few tokens, except with `whole_snapshots`. The list of accepted code is not the user's."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ATTNLM_CONFIG_DIR", str(tmp_path_factory.mktemp("config")))
         patch.setattr(os, "fsync", lambda descriptor: None)
         patch.setattr("attnlm.see.curves.draw_run", lambda run, path: path.touch())
-        patch.setattr("attnlm.see.ladder.panels_picture", lambda *_: b"")
+        patch.setattr("attnlm.see.comparison.panels_picture", lambda *_: b"")
         patch.setattr("attnlm.training.eval_budget._SAMPLED_TOKENS", 8)
         patch.setattr("attnlm.see.head_scores._SNAPSHOT_TOKENS", 24)
         yield

@@ -220,14 +220,14 @@ the uniform baseline is in bits
 == runs/run.py
 what the ticker says of later steps is kept
 self._ticker.records() if line.step in steps] => self._ticker.records()]
+== see/comparison.py
+groups are ranked while their losses fall
+if fall > max(_NOTICEABLE, apart): => if False:
 == see/head_scores.py
 heads are named without regard to the others
 beyond_others = min(MAJORITY, TIMES_OTHERS * others.get(pattern, 0.0)) => beyond_others = 0.0
 induction is measured on a text
 scores_LHP[..., _INDUCTION] = random_scores_LHP[..., _INDUCTION] => pass
-== see/ladder.py
-rungs are ranked while their losses fall
-if fall > max(NOTICEABLE, abs(gain.nats)): => if False:
 == see/loggers.py
 a tool writes through a link
 _check_links(event.run.path, name) => pass

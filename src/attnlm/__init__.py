@@ -98,7 +98,6 @@ if TYPE_CHECKING:
     from attnlm.see.heads import HeadsReport as HeadsReport
     from attnlm.see.heads import heads as heads
     from attnlm.see.heads import heads_over_training as heads_over_training
-    from attnlm.see.ladder import Ladder as Ladder
     from attnlm.see.patch import Patching as Patching
     from attnlm.see.patch import patch as patch
     from attnlm.see.progress_bar import ProgressBar as ProgressBar
@@ -122,7 +121,6 @@ if TYPE_CHECKING:
     from attnlm.workflows.estimate import estimate as estimate
     from attnlm.workflows.evaluate import evaluate as evaluate
     from attnlm.workflows.export import export as export
-    from attnlm.workflows.ladder import LadderStarted as LadderStarted
     from attnlm.workflows.ladder import ladder as ladder
     from attnlm.workflows.save_run import save_run as save_run
     from attnlm.workflows.train import train as train
@@ -144,7 +142,7 @@ _NAMES = {
     "workflows.estimate": "Estimate estimate",
     "workflows.evaluate": "evaluate",
     "workflows.export": "export",
-    "workflows.ladder": "LadderStarted ladder",
+    "workflows.ladder": "ladder",
     "workflows.save_run": "save_run",
     "workflows.train": "train",
     "generation.sampling": "sample samples",
@@ -155,7 +153,6 @@ _NAMES = {
     "see.attend": "Attention attend",
     "see.comparison": "Comparison Group Target",
     "see.heads": "HeadsOverTraining HeadsReport heads heads_over_training",
-    "see.ladder": "Ladder",
     "see.patch": "Patching patch",
     "see.progress_bar": "ProgressBar",
     "see.report": "Report report",

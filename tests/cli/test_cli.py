@@ -229,8 +229,8 @@ def test_the_ladder_from_outside(project: Path) -> None:
     done = command("ladder", *flags, "--tokens", "9", "--name", "steps", cwd=project)
     page = project / done.stdout.strip()
     assert page == project / "checkpoints" / "steps" / "index.html" and page.is_file()
-    header = next(line for line in done.stderr.splitlines() if line.startswith("rung   "))
-    assert header.split("  ")[0] == "rung" and header.endswith("seconds")
+    header = next(line for line in done.stderr.splitlines() if line.startswith("group   "))
+    assert header.split()[1:3] == ["validation", "loss"] and header.endswith("runs")
     for words in (
         "rung 2 of 2: multi-head",
         "not a fair comparison: optimizer",
@@ -239,22 +239,23 @@ def test_the_ladder_from_outside(project: Path) -> None:
         assert words in done.stderr
 
     facts = json.loads(command("ladder", "--resume", "steps", "--json", cwd=project).stdout)
-    assert [rung["model"] for rung in facts["rungs"]] == ["bigram", "multi-head"]
-    assert facts["steps"] == 4 and facts["rungs"][0]["gain"] is None
-    assert all(len(rung["text"]) == len("the ") + 9 for rung in facts["rungs"])
+    assert [rung["name"] for rung in facts["groups"]] == ["bigram", "multi-head"]
+    assert facts["ladder"]["steps"] == 4 and facts["page"] == "checkpoints/steps/index.html"
+    assert all(len(rung["text"]) == 9 for rung in facts["groups"])
     shown = done.stderr.splitlines()
-    for rung in facts["rungs"]:
-        row = next(line for line in shown if line.startswith(f"{rung['model']}  "))
-        assert f"{rung['val_loss']:.4f}" in row and f"{rung['parameters']:,}" in row
+    for rung in facts["groups"]:
+        row = next(line for line in shown if line.startswith(f"{rung['name']}  "))
+        (run,) = rung["runs"].values()
+        assert f"{rung['mean']:.4f}" in row and f"{run['parameters']:,}" in row
 
     # What the page says makes it again does.
     text = page.read_text(encoding="utf-8")
     tagged = text.split('<pre class="command">')[1].split("</pre>")[0]
     again_by = html.unescape(re.sub("<[^>]*>", "", tagged))
     again = json.loads(command(*shlex.split(again_by)[1:], "--json", cwd=project).stdout)
-    assert again["ladder"] != facts["ladder"]
-    for one, other in zip(again["rungs"], facts["rungs"], strict=True):
-        assert (one["val_loss"], one["text"]) == (other["val_loss"], other["text"])
+    assert again["ladder"]["path"] != facts["ladder"]["path"]
+    for one, other in zip(again["groups"], facts["groups"], strict=True):
+        assert (one["mean"], one["text"]) == (other["mean"], other["text"])
 
 
 def test_print_config_and_config_json_are_recipes_of_the_same_run(project: Path) -> None:

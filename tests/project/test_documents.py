@@ -94,8 +94,8 @@ def folder(tmp_path: Path) -> Path:
 def test_the_commands_of_a_page_run(
     page: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # test_ladder_page.py draws it.
-    monkeypatch.setattr("attnlm.see.ladder.panels_picture", lambda *_: b"")
+    # test_compare.py draws it.
+    monkeypatch.setattr("attnlm.see.comparison.panels_picture", lambda *_: b"")
     # Three pictures of insight.md are about Tiny Shakespeare.
     text, _, _ = text_of(page).partition("$ attnlm prepare tinyshakespeare")
     write_files(text, folder)

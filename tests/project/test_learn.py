@@ -64,7 +64,8 @@ class TestSteps:
     )
     def test_a_ladder_warns_not_to_rank_a_pair(self, course: Path, ladder: str, pair: str) -> None:
         said = "\n".join(steps.ladder(course, ladder)["warnings"])
-        assert re.findall(r"too few steps to rank (.+?): ", said) == [pair]
+        (found,) = re.findall(r"too few steps to rank (.+?): ", said)
+        assert sorted(found.split(" and ")) == sorted(pair.split(" and "))
 
     def test_the_widest_heads_have_three_times_the_parameters(self, course: Path) -> None:
         narrow, wide = (

@@ -18,6 +18,7 @@ from attnlm.base.formatting import age
 from attnlm.cli.console import print_table
 from attnlm.config.recipes import list_recipes, load_sizes, recipe_names
 from attnlm.runs.ladder_plan import LadderPlan
+from attnlm.runs.records import DatasetFacts
 from tests.kit import QUICK, command, on_a_terminal, quick_run
 from tests.models import FRUITS, places, prepared
 
@@ -135,8 +136,9 @@ def test_lists_mark_ladders_and_running_jobs(project: Path) -> None:
     runs = project / "checkpoints"
     (runs / "ladder-001").mkdir()
     sizes: dict[str, Any] = {"seed": 1, "steps": 4, "eval_every": 4, "block_size": 8}
-    about = ("fruits-char", "data", "0", "0", ("bigram", "average"))
-    LadderPlan(*about, **sizes, batch_size=4, prompt="", tokens=9).write(runs / "ladder-001")
+    data = DatasetFacts(name="fruits-char")
+    plan = LadderPlan(dataset=data, rungs=("bigram", "average"), **sizes)
+    plan.write(runs / "ladder-001")
     for rung in ("bigram", "average"):
         shutil.copytree(runs / "first", runs / f"ladder-001-{rung}")
     with locked_for_training(project / "checkpoints" / "second", "wait"):
@@ -149,15 +151,15 @@ def test_lists_mark_ladders_and_running_jobs(project: Path) -> None:
 
 def test_two_runs_are_compared(project: Path) -> None:
     facts = json.loads(command("compare", "first", "second", "--json", cwd=project).stdout)
-    assert facts["settings"] == {"seed": {"first": 1, "second": 2}}
-    parent = "first, best checkpoint (step 4)"
-    assert facts["data"] == {"parent": {"first": None, "second": parent}}
+    parent = {"first": None, "second": "first, best checkpoint (step 4)"}
+    assert facts["differences"] == {"seed": {"first": 1, "second": 2}, "parent": parent}
     runs = {name: attnlm.open_run(project / "checkpoints" / name) for name in ("first", "second")}
     losses = {n: min(r["val_loss"] for r in run.metrics()) for n, run in runs.items()}
-    assert facts["results"]["val_loss"] == losses
-    assert facts["results"]["step"] == {"first": 4, "second": 4} and not facts["notes"]
+    found = {group["name"]: group["runs"][group["name"]] for group in facts["groups"]}
+    assert {name: run["val_loss"] for name, run in found.items()} == losses
+    assert {run["step"] for run in found.values()} == {4} and not facts["notes"]
     shown = command("compare", "first", "second", cwd=project).stdout.splitlines()
-    assert shown[0].split() == ["settings", "first", "second"]
+    assert shown[0].split() == ["differences", "first", "second"]
     assert shown[1].split() == ["seed", "1", "2"]
     (project / "other.txt").write_text(FRUITS.upper()[::-1])
     command("prepare", "other.txt", cwd=project)

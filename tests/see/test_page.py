@@ -15,7 +15,13 @@ from tests.see.test_model_page import shown
 from tests.see.test_train_page import TEXT
 
 SCRIPTS = sorted(path.name for path in (Path(page.__file__).parent / "pages").glob("*.js"))
-ENTRIES = ("ladder_page.js", "play_page.js", "report_page.js", "train_page.js", "train_worker.js")
+ENTRIES = (
+    "comparison_page.js",
+    "play_page.js",
+    "report_page.js",
+    "train_page.js",
+    "train_worker.js",
+)
 
 
 def test_pages_run_or_import_each_script_and_nothing_else() -> None:

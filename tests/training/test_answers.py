@@ -299,14 +299,6 @@ def test_a_run_without_its_data_set_is_sampled_as_text(run: attnlm.Run, folder: 
     assert "no questions to ask" in done.stderr and done.stdout
 
 
-def test_a_ladder_shows_right_answers(run: attnlm.Run, folder: Path) -> None:
-    given: dict[str, Any] = {"rungs": "bigram,single-head", "steps": 3, "seed": 1, "tokens": 5}
-    place: dict[str, Any] = {"checkpoint_dir": folder / "ladders", "data_dir": folder / "data"}
-    climbed = attnlm.ladder("copy-char", **place, **given)
-    header, rows = climbed.table()
-    assert header[2] == "right answers" and all(row[2].endswith("%") for row in rows)
-
-
 def test_silencing_heads_measures_the_answers(run: attnlm.Run, folder: Path) -> None:
     found = attnlm.heads(run, ablate=True, windows=500, data_dir=folder / "data")
     expected = attnlm.evaluate(run, data_dir=folder / "data")

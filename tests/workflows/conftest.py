@@ -10,7 +10,7 @@ import pytest
 
 import attnlm
 from attnlm.data.dataset import Dataset
-from attnlm.see.ladder import Ladder
+from attnlm.see.comparison import Comparison
 from tests.models import prepared
 
 HEAD = "multi-head:attention={}/parts.py:Head:embed_dim=8:heads=2"
@@ -35,14 +35,14 @@ class Ladders:
 
     def train(
         self, folder: Path, kind: str = "plain", data: Dataset | None = None, **given: Any
-    ) -> Ladder:
+    ) -> Comparison:
         settings: dict[str, Any] = {"steps": 6, "eval_every": 2, "seed": 1, "prompt": "1 "}
         settings |= {"tokens": 20, "checkpoint_dir": folder, **LADDERS[kind], **given}
         settings["rungs"] = [rung.format(self.code) for rung in settings["rungs"]]
         return attnlm.ladder(data or self.dataset, **settings)
 
     @functools.cache  # noqa: B019
-    def whole(self, kind: str) -> Ladder:
+    def whole(self, kind: str) -> Comparison:
         return self.train(self.folder / "runs", kind, name=kind.replace(" ", "-"))
 
 
@@ -52,6 +52,6 @@ def ladders(tmp_path_factory: pytest.TempPathFactory, code: Path) -> Ladders:
 
 
 @pytest.fixture
-def climbed(ladders: Ladders) -> Ladder:
+def climbed(ladders: Ladders) -> Comparison:
     """A ladder of a bigram and a single head."""
     return ladders.whole("plain")

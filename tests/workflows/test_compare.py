@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import re
 import shutil
@@ -17,6 +16,7 @@ import pytest
 import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.see.comparison import Comparison
+from attnlm.see.curves import panels_picture
 from attnlm.see.verdicts import compare_pairs
 from attnlm.workflows.compare import compare
 from tests.browser import check_fits, elements, opened
@@ -64,7 +64,7 @@ def test_patterns_names_and_open_runs_are_the_same_groups(root: Path) -> None:
     opened = of(*runs[:2], root=root)
     losses = [[loss(f"{name}-{seed}", root) for seed in SEEDS] for name in ("narrow", "wide")]
     for found in (pattern, names, opened):
-        assert [list(group.values) for group in found.groups] == losses
+        assert [group.values for group in found.groups] == losses
         assert found.pairs[0].p == pattern.pairs[0].p
     assert [group.name for group in pattern.groups] == ["narrow-*", "wide-*"]
     assert pattern.groups[0].mean == pytest.approx(statistics.fmean(losses[0]))
@@ -78,8 +78,7 @@ def test_the_verdict_is_that_of_paired_losses(root: Path) -> None:
     }
     assert found.pairs == tuple(compare_pairs(losses))
     assert found.pairs[0].paired and not found.notes
-    assert found.settings.keys() == {"embed_dim"}
-    assert found.settings["embed_dim"] == (4, 16)
+    assert found.differences == {"embed_dim": (4, 16)}
 
 
 def test_runs_on_other_batches_or_seeds_are_no_pairs_and_it_says_why(root: Path) -> None:
@@ -103,7 +102,7 @@ def test_one_setting_divides_the_runs_of_a_group(root: Path) -> None:
 
 def test_a_baseline_is_compared_with_each_other_group(root: Path) -> None:
     found = of("narrow-*", "wide-*", "small-*", baseline="wide-*", root=root)
-    assert [(pair.rung, pair.rival) for pair in found.pairs] == [
+    assert [pair.groups for pair in found.pairs] == [
         ("narrow-*", "wide-*"),
         ("small-*", "wide-*"),
     ]
@@ -112,7 +111,8 @@ def test_a_baseline_is_compared_with_each_other_group(root: Path) -> None:
 def test_single_runs_show_where_they_differ_without_a_verdict(root: Path) -> None:
     found = of("narrow-1", "small-2", root=root)
     assert not found.pairs
-    assert found.settings["batch_size"] == (4, 2) and found.settings["seed"] == (1, 2)
+    assert found.differences["batch_size"] == (4, 2) and found.differences["seed"] == (1, 2)
+    assert "with one run of each, a difference may be chance" in found.verdict
     assert [group.mean for group in found.groups] == [loss("narrow-1", root), loss("small-2", root)]
 
 
@@ -122,9 +122,10 @@ def test_a_ladder_is_a_group_for_each_rung(root: Path, tmp_path: Path) -> None:
         rungs=["bigram", "average"], steps=4, seeds=2, seed=1, tokens=1, checkpoint_dir=tmp_path,
         data_dir=root.parent / "data",
     )  # fmt: skip
+    assert climbed.path is not None
     found = of(climbed.path.name, root=tmp_path)
     assert [group.name for group in found.groups] == ["bigram", "average"]
-    assert list(found.pairs) == climbed.pairs
+    assert found.pairs == climbed.pairs
 
 
 def test_losses_of_other_tokenizers_are_compared_in_bits_per_byte(root: Path) -> None:
@@ -145,33 +146,45 @@ def test_a_target_has_its_chance_and_the_steps_to_it(root: Path) -> None:
     hard = of("wide-*", target=min(losses) - 0.5, root=root).groups[0].target
     assert easy is not None and hard is not None and easy.p is not None and hard.p is not None
     assert easy.p < 0.05 and hard.p > 0.95
-    assert hard.steps == (None, None, None) and hard.mean_steps is None
+    assert hard.reached == (None, None, None) and hard.mean is None
     run = attnlm.open_run(root / "wide-1")
     records = run.evaluations()
     between = (records[1].val_loss + records[2].val_loss) / 2
     found = of("wide-1", "wide-2", target=between, root=root).groups[0].target
     if records[0].val_loss > between:
-        assert found is not None and found.mean_steps == pytest.approx(3.0)
+        assert found is not None and found.mean == pytest.approx(3.0)
 
 
-def test_the_facts_and_the_table_hold_every_loss_by_seed(root: Path) -> None:
+def test_the_facts_and_the_tables_hold_every_loss_by_seed(root: Path, tmp_path: Path) -> None:
     found = of("narrow-*", "wide-*", root=root)
     facts = json.loads(json.dumps(found.facts()))
     first = facts["groups"][0]
-    assert first["runs"]["narrow-2"] == {"seed": 2, "val_loss": loss("narrow-2", root)}
-    assert facts["comparisons"][0]["groups"] == ["wide-*", "narrow-*"]
-    assert {"difference", "interval", "p", "verdict", "seeds_needed", "paired"} <= facts[
-        "comparisons"
-    ][0].keys()
-    rows = list(csv.DictReader(io.StringIO(found.written("csv").decode())))
+    about = {"seed": 2, "val_loss": loss("narrow-2", root), "step": 8, "accuracy": None}
+    assert about.items() <= first["runs"]["narrow-2"].items()
+    assert (first["failed"], first["text"], first["target"], facts["ladder"]) == (None,) * 4
+    assert facts["differences"] == {"embed_dim": {"narrow-*": 4, "wide-*": 16}}
+    (pair,) = facts["comparisons"]
+    assert pair["groups"] == ["wide-*", "narrow-*"]
+    assert {"difference", "interval", "p", "verdict", "seeds_needed", "paired"} <= pair.keys()
+    found.save(tmp_path / "losses.csv")
+    rows = list(csv.DictReader((tmp_path / "losses.csv").read_text().splitlines()))
     assert [(row["run"], float(row["val_loss"])) for row in rows[:3]] == [
         (f"narrow-{seed}", loss(f"narrow-{seed}", root)) for seed in SEEDS
     ]
-    assert found.written("tex").startswith(rb"\begin{tabular}{lrrrrrr}")
-    assert rb"narrow-*" in found.written("tex") and found.written("svg").startswith(b"<?xml")
-    assert found.written("pdf").startswith(b"%PDF")
-    header, (row,) = found.table()
+    header, (row,) = found.pair_table()
     assert len(header) == len(row) and row[0] == "wide-*"
+    latex = found.save(tmp_path / "verdicts.tex").read_text()
+    assert latex.startswith(rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}")
+    assert "narrow-*" in latex and latex.count(r" \\") == 2
+
+
+def test_curves_are_drawn_for_a_paper(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attnlm.see.comparison.panels_picture", panels_picture)
+    found = of("narrow-*", "wide-*", root=root)
+    for kind, start in {"svg": b"<?xml", "pdf": b"%PDF", "png": b"\x89PNG"}.items():
+        assert found.save(tmp_path / f"curves.{kind}").read_bytes().startswith(start)
 
 
 @pytest.mark.parametrize(
@@ -179,14 +192,13 @@ def test_the_facts_and_the_table_hold_every_loss_by_seed(root: Path) -> None:
     [
         ((), {}, "no group of runs"),
         (("narrow-*",), {}, "there is only one group"),
-        (("narrow-*", "narrow-*"), {}, "is named twice"),
         (("narrow-*", "narrow-1,wide-1"), {}, "narrow-1 is in two groups"),
         (("narrow-*", "wide-1"), {}, "wide-1 has one run"),
         (("narrow-*", "wide-*"), {"measure": "los"}, "invalid value for `measure`"),
-        (("narrow-*", "wide-*"), {"measure": "accuracy"}, "narrow-1 has no accuracy"),
+        (("narrow-*", "wide-*"), {"measure": "accuracy"}, "has no accuracy"),
         (("narrow-*", "wide-*"), {"baseline": "wide"}, "'wide' is no group"),
-        (("narrow-1", "wide-1"), {"measure": "accuracy"}, "one run in each group gives no verdict"),
-        (("narrow-1", "wide-1"), {"baseline": "wide-1"}, "one run in each group gives no verdict"),
+        (("narrow-1", "wide-1"), {"measure": "accuracy"}, "has one run, and so no spread"),
+        (("narrow-1", "wide-1"), {"baseline": "wide-1"}, "has one run, and so no spread"),
     ],
 )
 def test_what_cannot_be_compared_is_a_usage_error(
@@ -268,19 +280,17 @@ def test_the_command_prints_verdicts_and_writes_a_page(root: Path, tmp_path: Pat
     assert re.search(rf"wide-\* +narrow-\* +{pair.verdict}", done.stdout)
     assert done.stdout.endswith("page.html\n")
     page = elements((tmp_path / "page.html").read_bytes()).text
-    assert "narrow-* and wide-* compared" in page and pair.verdict in page
-    assert "Settings in which they differ" in page and "embed_dim" in page
+    assert "narrow-*, wide-* compared" in page and pair.verdict in page
+    assert "In what they differ" in page and "embed_dim" in page
+    assert "attnlm compare 'narrow-*' 'wide-*'" in page
     facts = json.loads(command(*words, "--json", "--target", "9", cwd=tmp_path).stdout)
     assert facts["groups"][0]["target"]["p"] < 0.05
-    refused = command(
-        "compare", "narrow-*", "wide-1", "--checkpoint-dir", root, cwd=tmp_path, code=2
-    )
-    assert refused.stderr.startswith("error: wide-1 has one run")
+    assert facts["groups"][0]["target"]["reached_mean"] == 0.0
 
 
 def test_a_browser_draws_the_curves_of_the_groups(root: Path, tmp_path: Path, browser: Any) -> None:
     path = tmp_path / "page.html"
-    path.write_bytes(of("narrow-*", "wide-*", root=root).written("html"))
+    of("narrow-*", "wide-*", root=root).save(path)
     check_fits(browser, path, "compare")
     with opened(browser, path) as view:
         assert view.locator("svg.chart path").count() >= 2

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
+import re
 import shutil
 import signal
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,52 +22,67 @@ from attnlm.base.files import read_json, write_json
 from attnlm.base.setting_fields import fields_of
 from attnlm.base.signals import Interrupted
 from attnlm.config import variants
+from attnlm.config.settings import Config
 from attnlm.model.architecture import MODELS, PRESETS, Architecture, Preset
-from attnlm.runs.ladder_plan import read_plan
+from attnlm.runs.ladder_plan import LadderPlan, read_plan
 from attnlm.runs.run import Run, open_run
-from attnlm.see.ladder import Ladder
-from attnlm.see.reproduce import ladder_command
+from attnlm.see.comparison import Comparison
 from attnlm.training.events import Evaluated, Started
 from attnlm.training.step import StepNotFiniteError
 from attnlm.workflows.answers import select_pairs
-from attnlm.workflows.match_compute import relative_steps
+from attnlm.workflows.compare import groups_of
 from attnlm.workflows.train import train
 from tests import own_code
 from tests.browser import elements
-from tests.kit import Clock, command, try_command
+from tests.kit import command, try_command
 from tests.models import FRUITS, prepared, timeless
 from tests.workflows.conftest import HEAD, LADDERS, Ladders
 
 # --- Training -------------------------------------------------------------------------------------
 
 
-def facts(ladder: Ladder) -> list[Any]:
-    return [(rung.text, rung.losses, timeless(rung.run.path)) for rung in ladder.rungs]
+def facts(ladder: Comparison) -> list[Any]:
+    return [(g.text, g.values, timeless(g.shown.path)) for g in ladder.groups if not g.failed]
 
 
-def test_rungs_are_ordinary_runs_trained_alike(climbed: Ladder, ladders: Ladders) -> None:
-    assert repr(climbed).startswith("<Ladder 'plain': bigram ")
-    assert [rung.model for rung in climbed.rungs] == ["bigram", "single-head"]
-    for rung in climbed.rungs:
-        run = open_run(climbed.path.with_name(f"plain-{rung.model}"))
+def plan_of(ladder: Comparison) -> LadderPlan:
+    assert ladder.path is not None and ladder.plan == read_plan(ladder.path)
+    return ladder.plan
+
+
+def run_of(ladder: Comparison, rung: str, seed: int = 1) -> Run:
+    """The run of a rung and a seed, where the plan says that it is."""
+    return open_run(plan_of(ladder).runs(ladder.path or Path())[rung][seed - 1])
+
+
+def test_rungs_are_ordinary_runs_trained_alike(climbed: Comparison, ladders: Ladders) -> None:
+    assert repr(climbed).startswith("<Comparison of val_loss: bigram ")
+    assert [rung.name for rung in climbed.groups] == ["bigram", "single-head"]
+    for rung in climbed.groups:
+        (run,) = rung.runs
+        assert run.name == f"plain-{rung.name}"
         assert (run.config.spec.block_size, run.config.training.batch_size) == (64, 32)
         assert (run.config.training.steps, run.config.training.seed) == (6, 1)
         assert [record.step for record in rung.result.records] == [0, 2, 4, 6]
         assert rung.result.last.tokens == 6 * 32 * 64
-        assert attnlm.evaluate(run, data=ladders.dataset).loss == pytest.approx(rung.loss)
+        assert attnlm.evaluate(run, data=ladders.dataset).loss == pytest.approx(rung.mean)
         said = attnlm.sample(run, prompt="1 ", tokens=20, seed=1)
-        assert "".join(said) == "1 " + rung.text
+        assert "".join(said) == "1 " + (rung.text or "")
 
 
 def test_losses_are_of_the_whole_split_where_all_rungs_were_measured_on_it(
     ladders: Ladders, tmp_path: Path
 ) -> None:
     given: dict[str, Any] = {"steps": 20, "eval_every": 10, "eval_tokens": 64}
-    for rung in ladders.train(tmp_path, rungs=("bigram", "average"), **given).rungs:
-        found = attnlm.evaluate(rung.run, device="cpu", data=ladders.dataset)
-        assert rung.loss == found.loss != rung.result.last.val_loss
-        assert rung.result.part == ""
-        assert replace(rung.result, whole={}).part.startswith("64 of")
+    found = ladders.train(tmp_path, rungs=("bigram", "average"), **given)
+    for rung in found.groups:
+        loss = attnlm.evaluate(rung.shown, device="cpu", data=ladders.dataset).loss
+        assert rung.mean == loss != rung.result.last.val_loss
+    (first, second) = (rung.shown for rung in found.groups)
+    lines = (first.path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (first.path / "metrics.jsonl").write_text("".join(x for x in lines if "checkpoint" not in x))
+    for rung in groups_of({"a": [first], "b": [second]}):
+        assert rung.result.part.startswith("64 of") and not rung.result.whole
 
 
 def test_a_preset_that_is_in_no_other_table_makes_a_ladder(
@@ -84,11 +100,10 @@ def test_a_preset_that_is_in_no_other_table_makes_a_ladder(
 
     rungs = ("bigram", "bare", "deep", "deep:layers=2")
     ladder = ladders.train(tmp_path, rungs=rungs, steps=2)
-    page = elements(ladder.write_page().read_bytes())
-    assert "The model bare." in page.text and "deep with layers 2" in page.text
+    page = elements(ladder.save(tmp_path / "page.html").read_bytes())
     dots = {found["style"] for _, found in page.found if found.get("class") == "dot"}
     assert len(dots) == 4
-    rates = [rung.run.config.training.learning_rate for rung in ladder.rungs]
+    rates = [rung.about["learning_rate"] for rung in ladder.groups]
     assert rates[1:3] == [0.03, 0.02]  # as for multi-head and transformer
 
 
@@ -97,48 +112,50 @@ def test_small_data_get_a_context_that_fits(ladders: Ladders, tmp_path: Path) ->
     rungs = ("bigram", "multi-head", "transformer")
     ladder = ladders.train(tmp_path, data=small, rungs=rungs, on_event=notes.append)
     assert Note("fruits-char is small: the context of the rungs is 2 tokens") in notes
-    assert {rung.run.config.spec.block_size for rung in ladder.rungs} == {2}
+    assert {rung.shown.config.spec.block_size for rung in ladder.groups} == {2}
 
 
 def test_a_ladder_takes_a_free_number_and_prints_nothing(
     ladders: Ladders, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "ladder-001-single-head").mkdir()
-    assert ladders.train(tmp_path, steps=1).path.name == "ladder-002"
+    ladder = ladders.train(tmp_path, steps=1)
+    assert ladder.path is not None and ladder.path.name == "ladder-002"
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_sweep_over_a_setting_shows_the_median_of_several_seeds(
+def test_a_sweep_over_a_setting_is_a_comparison_of_several_seeds(
     ladders: Ladders, tmp_path: Path
 ) -> None:
     rungs = ("bigram", "bigram:learning_rate=0.3", "bigram:batch_size=8")
     given: dict[str, Any] = {"rungs": rungs, "steps": 2, "seeds": 3, "name": "mine"}
-    ladder = ladders.train(tmp_path, **given)
+    ladder = ladders.train(tmp_path, **given, baseline="bigram")
     runs = attnlm.list_runs(tmp_path)
     assert len(runs) == 10 and "mine-bigram-learning_rate-0.3-seed-3" in {r.name for r in runs}
-    for rung, rate, batch in zip(ladder.rungs, (0.1, 0.3, 0.1), (32, 32, 8), strict=True):
-        paths = ladder.plan.runs(ladder.path)
-        of_rung = [open_run(paths[key]) for key in paths if key[0] == rung.model]
-        assert [run.config.training.seed for run in of_rung] == [1, 2, 3]
-        assert {run.config.training.learning_rate for run in of_rung} == {rate}
-        assert {run.config.training.batch_size for run in of_rung} == {batch}
-        losses = sorted(min(r["val_loss"] for r in run.metrics()) for run in of_rung)
-        assert (*rung.losses,) == (*losses,) and rung.loss == losses[1]
-    header, rows = ladder.table()
-    assert header[2] == "lowest to highest" and rows[1][0] == "…learning_rate=0.3"
-    assert rows[0][2].startswith(f"{ladder.rungs[0].losses[0]:.4f}–")
-    said = "\n".join(ladder.warnings)
-    assert "defaults" not in said and "steps are not equally large, in tokens: " in said
-    assert "--seeds 3" in ladder_command(ladder.plan)
-    page = elements(ladder.write_page().read_bytes()).text
-    assert "seed 1 to 3" in " ".join(page.split()) and "lowest to highest" in page
-    assert facts(ladders.train(tmp_path, **given)) == facts(ladder)
+    for rung, rate, batch in zip(ladder.groups, (0.1, 0.3, 0.1), (32, 32, 8), strict=True):
+        assert [run.config.training.seed for run in rung.runs] == [1, 2, 3]
+        assert (rung.about["learning_rate"], rung.about["batch_size"]) == (rate, batch)
+        assert rung.values == [min(r["val_loss"] for r in run.metrics()) for run in rung.runs]
+    assert [pair.groups for pair in ladder.pairs] == [(name, "bigram") for name in rungs[1:]]
+    assert [pair.paired for pair in ladder.pairs] == [True, False]  # the batches differ
+    with pytest.raises(AttnlmError, match="mine exists, and runs are never") as caught:
+        ladders.train(tmp_path, **given)
+    assert "attnlm ladder --resume mine" in caught.value.hint
+    assert facts(attnlm.ladder(resume=ladder.path)) == facts(ladder)
+    with pytest.raises(UsageError, match="`baseline` 'x' is no group"):
+        attnlm.ladder(resume=ladder.path, baseline="x")
 
 
 @pytest.mark.parametrize(
-    ("given", "says"), [({"rungs": ()}, "is empty"), ({"budget": 5.0}, "cannot be combined")]
+    ("given", "says"),
+    [
+        ({"rungs": ()}, "is empty"),
+        ({"budget": 5.0}, "cannot be combined"),
+        ({"baseline": "average"}, "is no group"),
+        ({"steps": None, "budget": -1.0}, "invalid value for `budget`"),
+    ],
 )
-def test_a_ladder_has_rungs_and_either_steps_or_a_budget(
+def test_what_makes_no_ladder_is_refused_before_anything_is_written(
     given: dict[str, Any], says: str, ladders: Ladders, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match=says):
@@ -180,24 +197,21 @@ def test_a_stopped_ladder_resumes_as_if_it_had_not_stopped(
     whole, events = ladders.whole(kind), list[object]()
     with pytest.raises(KeyboardInterrupt):
         ladders.train(tmp_path, kind, name="mine", on_event=stop)
-    untried = len(whole.plan.trials) - len(read_plan(tmp_path / "mine").trials)
     folders: dict[str, Any] = {"checkpoint_dir": tmp_path, "data_dir": ladders.folder / "data"}
     resumed = attnlm.ladder(resume="mine", on_event=events.append, **folders)
     assert facts(resumed) == facts(whole)
-    assert resumed.plan.trials == whole.plan.trials
-    assert resumed.plan.adapted == whole.plan.adapted
+    assert plan_of(resumed).adapted == plan_of(whole).adapted
     first = next(event for event in events if isinstance(event, Started))
     assert (first.run.config.spec.name, first.first_step) == resumes_at
-    assert sum(str(event).startswith("tried") for event in events) == untried
     # And the same command once more has nothing left to train.
     events.clear()
-    again = ladders.train(tmp_path, kind, name="mine", on_event=events.append)
+    again = attnlm.ladder(resume="mine", on_event=events.append, **folders)
     assert facts(again) == facts(whole)
     assert not any(isinstance(event, Started) for event in events)
 
 
 def test_a_ladder_whose_data_were_moved_is_resumed_with_them(
-    climbed: Ladder, ladders: Ladders, tmp_path: Path
+    climbed: Comparison, ladders: Ladders, tmp_path: Path
 ) -> None:
     shutil.copytree(ladders.dataset.path, tmp_path / "data" / "old")
     old = attnlm.open_dataset(tmp_path / "data" / "old")
@@ -212,43 +226,47 @@ def test_a_ladder_whose_data_were_moved_is_resumed_with_them(
             open_it(resume=name, **folders)
         assert caught.value.hint == "prepare it again, or move it back to this place"
     ladder = attnlm.ladder(new, resume="m", checkpoint_dir=tmp_path)
-    assert [rung.losses for rung in ladder.rungs] == [rung.losses for rung in climbed.rungs]
-    assert attnlm.evaluate(ladder.rungs[0].run, checkpoint="last").loss == ladder.rungs[0].loss
+    assert [rung.values for rung in ladder.groups] == [rung.values for rung in climbed.groups]
+    first = ladder.groups[0]
+    assert attnlm.evaluate(first.shown, checkpoint="last").loss == first.mean
 
 
-@pytest.mark.parametrize("kind", ["plain", "equal flops"])
-def test_a_budget_becomes_steps_even_if_the_ladder_is_resumed(
-    kind: str, ladders: Ladders, tmp_path: Path, ticking_clock: Clock
+@pytest.mark.parametrize(
+    ("given", "made"),
+    [  # a step of the bigram takes 1 ms, and of the head 3 ms
+        ({"budget": 0.4}, [70, 70]),  # 0.7 · 400 / (1 + 3)
+        ({"budget": 0.4, "seeds": 2}, [35, 35]),
+        ({"budget": 0.4, "equal": "time"}, [140, 47]),
+        ({"steps": 9, "equal": "time"}, [9, 3]),
+    ],
+)
+def test_a_budget_becomes_steps_before_the_first_rung_trains(
+    given: dict[str, Any],
+    made: list[int],
+    ladders: Ladders,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    events: list[object] = []
-    stop = StopAt("rung 2", 0)
+    def timed(config: Config, *_: object) -> float:
+        return {"bigram": 1e-3, "single-head": 3e-3}[config.spec.name] / config.tokens_per_step
 
-    def listen(event: object) -> None:
-        events.append(event)
-        stop(event)
-
-    given: dict[str, Any] = {"steps": None, "eval_every": None, "budget": 0.4, "name": "m"}
-    with pytest.raises(Interrupted):
-        ladders.train(tmp_path, kind, on_event=listen, **given)
-    ladder = attnlm.ladder(resume="m", checkpoint_dir=tmp_path, on_event=events.append)
-    started, _ = (event for event in events if isinstance(event, attnlm.LadderStarted))
-    plan = ladder.plan
-    assert started.plan.steps is None and plan.budget == 0.4
-    assert plan.steps is not None and plan.steps > 1
-    assert read_plan(ladder.path) == plan
-    made = {rung.model: rung.result.last.step for rung in ladder.rungs}
-    times = relative_steps(plan, ladders.dataset.vocab_size)
-    assert made == {rung: round(plan.steps * times[rung]) for rung in plan.rungs}
-    assert (max(made.values()) > plan.steps) == (kind == "equal flops")
-    # The largest one came first, and set the steps.
-    names = [event.run.config.spec.name for event in events if isinstance(event, Started)]
-    assert names[0] == "single-head" and len(names) == len(plan.rungs) + 1
+    monkeypatch.setattr("attnlm.workflows.ladder.seconds_per_token", timed)
+    given = {"steps": None, "eval_every": 1000, "name": "m", **given}
+    with pytest.raises(KeyboardInterrupt):
+        ladders.train(tmp_path, on_event=StopAt("rung 1"), **given)
+    monkeypatch.delattr("attnlm.workflows.ladder.seconds_per_token")
+    plan = read_plan(tmp_path / "m")
+    assert [plan.settings(rung, 1)["steps"] for rung in plan.rungs] == made
+    if "seeds" not in given:
+        ladder = attnlm.ladder(resume="m", checkpoint_dir=tmp_path)
+        assert [rung.result.last.step for rung in ladder.groups] == made
 
 
 def test_a_rung_that_never_saved_begins_again_and_one_without_its_metrics_is_refused(
-    climbed: Ladder, tmp_path: Path
+    climbed: Comparison, tmp_path: Path
 ) -> None:
-    for folder in (climbed.path, *(rung.run.path for rung in climbed.rungs)):
+    assert climbed.path is not None
+    for folder in (climbed.path, *(rung.shown.path for rung in climbed.groups)):
         shutil.copytree(folder, tmp_path / folder.name)
     lost = tmp_path / f"{climbed.path.name}-single-head"
     for file in ("best.safetensors", "last.safetensors"):
@@ -258,9 +276,6 @@ def test_a_rung_that_never_saved_begins_again_and_one_without_its_metrics_is_ref
     (lost / "metrics.jsonl").unlink()
     with pytest.raises(AttnlmError, match=r"metrics\.jsonl is damaged"):
         attnlm.ladder(resume=climbed.path.name, checkpoint_dir=tmp_path)
-
-
-BIGRAM = {"rung": "bigram"}
 
 
 @pytest.mark.parametrize(
@@ -273,7 +288,6 @@ BIGRAM = {"rung": "bigram"}
         ("block_size", 0, "is not valid: invalid value for `block_size`: 0"),
         ("tokens", -1, "is not valid: its 'tokens' cannot be -1"),
         ("seed", 2**70, "is not valid: invalid value for `seed`: 1180591620717411303424"),
-        ("speed", "rate", "has a setting that attnlm 1.0.0 does not have: 'speed'"),
         ("tune", "rate", "is not valid: `tune` cannot be 'rate'"),
         ("equal", "x", "is not valid: its 'equal' cannot be 'x'"),
         ("adapted", [], "is not valid: its 'adapted' cannot be []"),
@@ -283,7 +297,7 @@ BIGRAM = {"rung": "bigram"}
             {"bigram": {"batch_size": -1}},
             "is not valid: invalid value for `batch_size`: -1",
         ),
-        ("trials", [{**BIGRAM, "value": "1"}], "is not valid: its 'trials.value' cannot be '1'"),
+        ("dataset", {"name": 1}, "is not valid: its 'dataset.name' cannot be 1"),
         ("codes", [1], "is not valid: its 'codes' cannot be [1]"),
         ("codes", None, "is not valid: its 'codes' cannot be None"),
         ("failed", {"bigram": 1}, "is not valid: its 'failed' cannot be {'bigram': 1}"),
@@ -291,11 +305,11 @@ BIGRAM = {"rung": "bigram"}
     ],
 )
 def test_a_plan_that_nobody_would_write_is_refused(
-    key: str, value: object, says: str, climbed: Ladder, tmp_path: Path
+    key: str, value: object, says: str, climbed: Comparison, tmp_path: Path
 ) -> None:
     """A forged record can have a valid hash."""
-    content = read_json(climbed.path / "ladder.json")
-    write_json(tmp_path / "ladder.json", {**content, "plan": {**content["plan"], key: value}})
+    content = read_json((climbed.path or Path()) / "ladder.json")
+    write_json(tmp_path / "ladder.json", {**content, key: value})
     with pytest.raises(AttnlmError) as caught:
         read_plan(tmp_path)
     assert caught.value.message == f"{tmp_path / 'ladder.json'} {says}"
@@ -372,11 +386,12 @@ def test_a_rung_that_fails_leaves_the_others_to_be_compared(
     notes: list[str] = []
     ladder = ladders.train(tmp_path, **given, on_event=lambda event: notes.append(str(event)))
     assert facts(ladder) == facts(ladders.whole("plain"))
-    assert [*ladder.plan.failed] == [failing] and why in ladder.plan.failed[failing]
+    failed = ladder.groups[-1]
+    assert failed.name == failing and why in (failed.failed or "")
     assert ("Traceback (most recent call last):" in notes) == ("code" in why)
-    header, rows = ladder.table()
-    assert rows[-1] == [ladder.labels[failing], "failed", *[""] * len(header[2:])]
-    page = elements(ladder.write_page().read_bytes()).text
+    _, rows = ladder.table()
+    assert rows[-1] == [failing, "failed", *[""] * len(rows[0][2:])]
+    page = elements(ladder.save(tmp_path / "page.html").read_bytes()).text
     assert f"{failing} failed: " in page and why in page
     # And a resumed ladder goes past it.
     notes.clear()
@@ -394,12 +409,12 @@ def test_a_command_with_a_failed_rung_shows_the_others_and_exits_with_1(
     with contextlib.chdir(tmp_path):
         done = try_command([*words, "--seeds", "2", "--tokens", "1", "--json"])
     assert done.code == 1 and done.stdout, done.stderr
-    shown = json.loads(done.stdout)
-    assert shown["failed"] == {failing: "its code raised ValueError: too late"}
-    (bigram,) = shown["rungs"]
-    assert [*bigram["val_losses"]] == [str(shown["seed"]), str(shown["seed"] + 1)]
+    bigram, late = json.loads(done.stdout)["groups"]
+    assert (bigram["failed"], late["failed"]) == (None, "its code raised ValueError: too late")
+    (first, second) = (run["seed"] for run in bigram["runs"].values())
+    assert second == first + 1 and late["runs"] == {}
     assert 'part.py", line' in done.stderr and "rung 1 of 2" in done.stderr
-    assert f"{failing}, seed {shown['seed'] + 1}" not in done.stderr
+    assert f"{failing}, seed {second}" not in done.stderr
     *_, error, hint = done.stderr.splitlines()
     assert error == f"error: 1 of 2 rungs failed: {failing}" and "repaired code" in hint
 
@@ -434,30 +449,37 @@ def test_a_ladder_whose_rungs_all_fail_says_why(ladders: Ladders, tmp_path: Path
 # --- Tuned ----------------------------------------------------------------------------------------
 
 
-def test_each_rung_gets_the_best_of_its_own_values(ladders: Ladders) -> None:
-    tuned, dataset = ladders.whole("tuned"), ladders.dataset
-    bigram, head, fixed = tuned.plan.rungs
-    assert [t.value for t in tuned.plan.trials] == pytest.approx(
-        [0.025, 0.05, 0.1, 0.2, 0.4, 0.0075, 0.015, 0.03, 0.06, 0.12]
-    )
-    for rung in (bigram, head):
-        trials = [(t.loss, t.value) for t in tuned.plan.trials if t.rung == rung]
-        run = open_run(tuned.plan.runs(tuned.path)[rung, 1])
-        assert run.config.training.learning_rate == min(trials)[1]
+def told(notes: Sequence[object]) -> dict[float, str]:
+    """What notes say of the trials of one rung, by the value that was tried."""
+    found = (re.search(r"tried .* ([\d.]+): (.*)", str(note)) for note in notes)
+    return {float(match[1]): match[2] for match in found if match}
+
+
+def test_each_rung_gets_the_best_of_its_own_values(ladders: Ladders, tmp_path: Path) -> None:
+    notes: list[str] = []
+    tuned = ladders.train(tmp_path, "tuned", on_event=lambda event: notes.append(str(event)))
+    assert tuned.plan is not None and tuned.path is not None
+    dataset, (bigram, head, fixed) = ladders.dataset, tuned.plan.rungs
+    for rung, values in {
+        bigram: [0.025, 0.05, 0.1, 0.2, 0.4],
+        head: [0.0075, 0.015, 0.03, 0.06, 0.12],
+    }.items():
+        tried = told([note for note in notes if note.startswith(f"tried {rung} ")])
+        assert [*tried] == values
+        run = run_of(tuned, rung)
+        assert run.config.training.learning_rate == min(tried, key=lambda value: tried[value])
         assert run.config.training.steps == 10
-    assert open_run(tuned.plan.runs(tuned.path)[fixed, 1]).config.training.learning_rate == 0.02
+    assert run_of(tuned, fixed).config.training.learning_rate == 0.02
     # A trial is the same as a run on a text without the last tenth, which is its validation split.
     cut = dataset.train_tokens - dataset.train_tokens // 10
     part = replace(dataset, train=dataset.train[:cut], val=dataset.train[cut:], train_tokens=cut)
     part = replace(part, val_tokens=dataset.train_tokens // 10)
     settings: dict[str, Any] = {"model": "bigram", "learning_rate": 0.05, "block_size": 64}
-    settings |= {"batch_size": 32, "steps": 2, "seed": 1, "checkpoint_dir": tuned.path.parent}
-    alone = attnlm.train(part, name="alone", **settings)
-    assert tuned.plan.trials[1].loss == alone.evaluations()[-1].val_loss
+    settings |= {"batch_size": 32, "steps": 2, "seed": 1, "checkpoint_dir": tmp_path}
+    alone = attnlm.train(part, name="alone", **settings).evaluations()[-1].val_loss
+    assert f"tried bigram with learning_rate 0.05: loss {alone:.4f}" in notes
     # The trials leave nothing behind.
-    assert {path.name for path in tuned.path.iterdir()} - {"index.html", "curves.png"} == {
-        *(".lock", "code", "ladder.json"),
-    }
+    assert {path.name for path in tuned.path.iterdir()} == {".lock", "code", "ladder.json"}
 
 
 def test_a_ladder_of_questions_is_tuned_on_them_and_answers_one(tmp_path: Path) -> None:
@@ -468,43 +490,15 @@ def test_a_ladder_of_questions_is_tuned_on_them_and_answers_one(tmp_path: Path) 
         task, checkpoint_dir=tmp_path, on_event=lambda event: notes.append(str(event)), **given
     )
     question, _ = select_pairs(task, 1)[0]
-    assert ladder.plan.prompt == question + "="
-    rung = ladder.rungs[0]
-    assert [rung.text] == attnlm.generate(rung.run, [question], tokens=200)
-    trials = {trial.value: trial.loss for trial in ladder.plan.trials}
-    told = [note for note in notes if note.startswith("tried bigram")]
-    assert told == [
-        f"tried bigram with learning_rate {v:g}: loss {loss:.4f}" for v, loss in trials.items()
-    ]
-    best = min(trials, key=lambda value: trials[value] or math.inf)
-    assert best == max(trials)
-    assert f"bigram prefers learning_rate {best:g}, the largest value that was tried" in notes
-
-
-def test_a_stopped_tuning_within_a_budget_keeps_the_steps_of_its_trials(
-    ladders: Ladders, tmp_path: Path, ticking_clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    budgets: list[float | None] = []
-
-    def stopped_in_the_third(*arguments: Any, recipe: Any, on_event: Any, **more: Any) -> Run:
-        budgets.append(recipe.get("budget"))
-        ticking_clock.tick = 1e-3 if len(budgets) == 1 else 5e-3  # the machine becomes slower
-
-        def stop(event: object) -> None:
-            if isinstance(event, Started) and len(budgets) == 3:
-                signal.raise_signal(signal.SIGINT)
-
-        return train(*arguments, recipe=recipe, on_event=stop, **more)
-
-    monkeypatch.setattr("attnlm.workflows.train_all.train", stopped_in_the_third)
-    given: dict[str, Any] = {"tune": "learning_rate", "rungs": ("bigram",), "budget": 2.0}
-    with pytest.raises(Interrupted):
-        ladders.train(tmp_path, name="t", steps=None, eval_every=None, **given)
-    assert len(read_plan(tmp_path / "t").trials) == 2
-    ladder = attnlm.ladder(ladders.dataset, resume="t", checkpoint_dir=tmp_path)
-    assert [budget is None for budget in budgets] == [False, *[True] * 5, False]
-    assert len(ladder.plan.trials) == 5
-    assert len({trial.steps for trial in ladder.plan.trials} - {None}) == 1
+    assert plan_of(ladder).prompt == question + "="
+    (rung,) = ladder.groups
+    assert [rung.text] == attnlm.generate(rung.shown, [question], tokens=200)
+    tried = told(notes)
+    best = min(tried, key=lambda value: tried[value])
+    assert len(tried) == 5 and best == max(tried)
+    assert f"bigram prefers learning_rate {best:g}, at the end of what was tried" in notes
+    header, rows = ladder.table()
+    assert rows[0][header.index("right answers")].endswith("%")
 
 
 def test_a_value_with_which_training_diverges_is_not_chosen(
@@ -515,21 +509,25 @@ def test_a_value_with_which_training_diverges_is_not_chosen(
             raise AttnlmError("the loss is nan", "") from StepNotFiniteError(1, 1)
         return train(dataset, recipe=recipe, **options)
 
+    notes: list[object] = []
     monkeypatch.setattr("attnlm.workflows.train_all.train", training)
-    ladder = ladders.train(tmp_path, rungs=("bigram",), steps=10, tune="learning_rate")
-    losses = {trial.value: trial.loss for trial in ladder.plan.trials}
-    assert losses[0.2] is losses[0.4] is None and losses[0.1] is not None
-    assert ladder.rungs[0].run.config.training.learning_rate == 0.1
-    assert read_plan(ladder.path) == ladder.plan
+    given: dict[str, Any] = {"rungs": ("bigram",), "steps": 10, "tune": "learning_rate"}
+    ladder = ladders.train(tmp_path, on_event=notes.append, **given)
+    assert [value for value, said in told(notes).items() if said == "the loss is nan"] == [0.2, 0.4]
+    assert plan_of(ladder).adapted == {"bigram": {"learning_rate": 0.1}}
+    assert ladder.groups[0].about["learning_rate"] == 0.1
 
 
 def test_a_whole_number_is_tuned_and_resumed(ladders: Ladders, tmp_path: Path) -> None:
+    notes: list[object] = []
     given: dict[str, Any] = {"rungs": ("bigram",), "steps": 3, "tune": "batch_size", "name": "t"}
-    ladder = ladders.train(tmp_path, **given)
-    assert [trial.value for trial in ladder.plan.trials] == [8, 16, 32, 64, 128]
-    assert ladders.train(tmp_path, **given).plan == ladder.plan
-    best = min((trial.loss, trial.value) for trial in ladder.plan.trials)[1]
-    assert ladder.rungs[0].run.config.training.batch_size == best
+    ladder = ladders.train(tmp_path, on_event=notes.append, **given)
+    tried = told(notes)
+    assert [*tried] == [8, 16, 32, 64, 128]
+    notes.clear()
+    again = attnlm.ladder(resume=ladder.path, on_event=notes.append)
+    assert plan_of(again) == plan_of(ladder) and not told(notes)
+    assert ladder.groups[0].about["batch_size"] == min(tried, key=lambda value: tried[value])
 
 
 # --- Own code -------------------------------------------------------------------------------------
@@ -547,14 +545,11 @@ def test_a_rung_of_the_users_is_compared(own: Path, ladders: Ladders, tmp_path: 
     names = sorted(path.name for path in (tmp_path / "runs").iterdir())
     kept = "mine-multi-head-attention-parts.py-Head-embed_dim-8-heads-2-start-2"
     assert [n for n in names if "parts" in n] == [kept, f"{kept}-seed-2"]
-    settings = ladder.rungs[-1].run.config.settings()
-    assert settings["set.start"] == 2.0
-    assert settings["batch_size"] == ladder.rungs[0].run.config.training.batch_size
+    assert ladder.groups[-1].about["set.start"] == 2.0
+    assert "batch_size" not in ladder.differences
     (faster,) = (warning for warning in ladder.warnings if "faster forms" in warning)
     assert rung in faster and "bigram" not in faster
-    _, said = ladder.explained[-1]
-    assert f"attention {own}/parts.py:Head and embed dim 8 and heads 2 and start 2" in said
-    assert "parts.py:Head" in ladder.write_page().read_text()
+    assert "parts.py:Head" in ladder.save(tmp_path / "page.html").read_text()
 
 
 def test_another_user_resumes_a_rung_of_own_code_after_accepting_its_copy(
@@ -571,7 +566,7 @@ def test_another_user_resumes_a_rung_of_own_code_after_accepting_its_copy(
     assert str(path / "code" / "parts.py") in refused.value.message
     attnlm.accept_code(path / "code" / "parts.py")
     ladder = attnlm.ladder(resume=path, **folders)
-    assert [rung.model for rung in ladder.rungs] == rungs
+    assert [rung.name for rung in ladder.groups] == rungs
     # It is accepted once, and is not asked for in a new process.
     own_code.become_a_new_process(monkeypatch)
     assert facts(attnlm.ladder(resume=path, **folders)) == facts(ladder)
@@ -584,7 +579,8 @@ def test_another_user_resumes_a_rung_of_own_code_after_accepting_its_copy(
 def test_a_forged_ladder_runs_nothing(
     form: Any, ladders: Ladders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for folder in ladders.whole("tuned").path.parent.glob("tuned*"):
+    path = ladders.whole("tuned").path or Path()
+    for folder in path.parent.glob("tuned*"):
         shutil.copytree(folder, tmp_path / "runs" / folder.name)
     mark = f"from pathlib import Path\nPath({str(tmp_path / 'ran')!r}).touch()\n"
     content, copies = f"{own_code.PARTS}\n{mark}", tmp_path / "runs" / "tuned" / "code"
@@ -592,13 +588,13 @@ def test_a_forged_ladder_runs_nothing(
         path.write_text(content)
     path = tmp_path / "runs" / "tuned" / "ladder.json"
     record = read_json(path)
-    (name,) = record["plan"]["codes"]
+    (name,) = record["codes"]
     if form == "hash":
-        record["plan"]["codes"] = {name: hashlib.sha256(content.encode()).hexdigest()}
+        record["codes"] = {name: hashlib.sha256(content.encode()).hexdigest()}
     elif form != "changed file":
-        record["plan"]["codes"] = form if isinstance(form, dict) else {}
+        record["codes"] = form if isinstance(form, dict) else {}
     if form == "other name":
-        record["plan"]["rungs"] = ["bigram", f"multi-head:attention={tmp_path}/evil.py:Head"]
+        record["rungs"] = ["bigram", f"multi-head:attention={tmp_path}/evil.py:Head"]
     write_json(path, record)
     own_code.become_another_user(monkeypatch, tmp_path)
     with contextlib.chdir(tmp_path):
@@ -615,16 +611,10 @@ def test_the_command_compares_rungs_of_equal_operations(
     words = ["ladder", "fruits-char", "--rungs", rungs, "--steps", "3", "--tokens", "2"]
     words += ["--equal", "flops", "--checkpoint-dir", str(tmp_path / "runs"), "--json"]
     done = command(*words, cwd=ladders.folder)
-    first, fused, whole = json.loads(done.stdout)["rungs"]
-    assert whole["step"] > fused["step"] == first["step"] == 3
+    first, fused, whole = json.loads(done.stdout)["groups"]
+    steps = [next(iter(group["runs"].values()))["step"] for group in (first, fused, whole)]
+    assert steps[2] > steps[1] == steps[0] == 3
     for rung in (fused, whole):
         assert rung["flops"] == pytest.approx(first["flops"], rel=0.2)
     assert "for equal flops: single-head: steps 3; single-head:attention=" in done.stderr
     assert "each rung makes the steps that need as many FLOPs" in done.stderr
-
-
-def test_a_ladder_refuses_what_is_not_causal(ladders: Ladders, tmp_path: Path) -> None:
-    (tmp_path / "leak.py").write_text(own_code.LEAK)
-    rungs = ["bigram", f"multi-head:attention={tmp_path}/leak.py:Leak"]
-    with pytest.raises(AttnlmError, match="is not causal"):
-        ladders.train(tmp_path, rungs=rungs, steps=2)

@@ -7,25 +7,22 @@ from typing import Any
 
 import pytest
 
-import attnlm
-from attnlm.base.events import Note
-from attnlm.cli.ladder import ladder_facts
 from attnlm.config.settings import Config, resolve
 from attnlm.config.variants import named_codes
 from attnlm.model.inspection import parameter_count
 from attnlm.runs.ladder_plan import LadderPlan
-from attnlm.see.ladder import Ladder
-from attnlm.see.reproduce import ladder_command
-from attnlm.workflows.match_compute import relative_steps, with_steps, with_widths
+from attnlm.runs.records import DatasetFacts
+from attnlm.see.comparison import Comparison
+from attnlm.workflows.match_compute import relative_steps, with_widths
 from tests.browser import elements
-from tests.kit import Clock
 from tests.workflows.conftest import Ladders
 
 V = 65
 
 
 def plan(*rungs: str, **about: Any) -> LadderPlan:
-    plan = LadderPlan("", "", "", "", rungs, 1, 64, 32, "", 0, codes=named_codes(rungs), **about)
+    dataset, codes = DatasetFacts(name=""), named_codes(rungs)
+    plan = LadderPlan(dataset=dataset, rungs=rungs, seed=1, codes=codes, **about)
     plan.check()
     return plan
 
@@ -47,7 +44,7 @@ DEEP = ("transformer", "gpt2:layers=3", "llama:kv_heads=2", "gpt2:attention=none
 @pytest.mark.parametrize("first", ["multi-head:embed_dim=200", "transformer"])
 def test_widths_give_each_rung_the_parameters_of_the_first(first: str) -> None:
     rungs = [rung for rung in (*ONE_LAYER, *DEEP) if rung != first]
-    found = with_widths(plan(first, *rungs, equal="parameters"), V)
+    found = with_widths(plan(first, *rungs), V)
     wanted, *others = parameters(found)
     assert wanted == parameters(plan(first))[0]
     assert others == [pytest.approx(wanted, rel=0.05)] * len(others)
@@ -58,10 +55,10 @@ def test_widths_give_each_rung_the_parameters_of_the_first(first: str) -> None:
 
 
 def test_heads_change_only_if_no_width_is_near_enough() -> None:
-    near = with_widths(plan("multi-head:embed_dim=72", "multi-head", equal="parameters"), V)
+    near = with_widths(plan("multi-head:embed_dim=72", "multi-head"), V)
     assert near.adapted == {"multi-head": {"embed_dim": 72}}
     # The width and heads that come closest are found, though they are not near.
-    small = with_widths(plan("bigram", "transformer", equal="parameters"), 40)
+    small = with_widths(plan("bigram", "transformer"), 40)
     (found,) = small.adapted.values()
     sizes = [(2 * heads * n, heads) for heads in range(1, 9) for n in range(1, 9)]
 
@@ -75,8 +72,7 @@ def test_heads_change_only_if_no_width_is_near_enough() -> None:
 
 def test_named_sizes_and_models_without_a_width_stay_as_they_are() -> None:
     rungs = ("multi-head", "single-head:embed_dim=16", "bigram")
-    assert with_widths(plan(*rungs, equal="parameters"), V).adapted == {}
-    assert with_widths(plan("multi-head", "average"), V).adapted == {}
+    assert with_widths(plan(*rungs), V).adapted == {}
 
 
 FIXED = """
@@ -103,7 +99,7 @@ def fixed(code: Path, tmp_path: Path) -> Path:
 def test_own_parts_and_models_are_counted_by_running_them(code: Path, fixed: Path) -> None:
     head = f"multi-head:attention={code}/parts.py:Head"
     rungs = (head, f"{code}/models.py:lecture", f"{fixed}:Heads", f"{fixed}:Fixed")
-    found = with_widths(plan("multi-head:embed_dim=40", *rungs, equal="parameters"), V)
+    found = with_widths(plan("multi-head:embed_dim=40", *rungs), V)
     wanted, *others, of_fixed = parameters(found)
     assert others == [pytest.approx(wanted, rel=0.05)] * 3
     assert of_fixed == 2 * 8 * V + V
@@ -112,97 +108,56 @@ def test_own_parts_and_models_are_counted_by_running_them(code: Path, fixed: Pat
     assert "more.py:Heads: n_embd" in found.adaptation
 
 
-# --- Operations -----------------------------------------------------------------------------------
+# --- Steps ----------------------------------------------------------------------------------------
 
 
-def test_steps_give_each_rung_the_operations_of_the_first_that_has_any(code: Path) -> None:
-    head = f"multi-head:attention={code}/parts.py:Head"
-    rungs = ("bigram", "multi-head", "average", head, "transformer:batch_size=8")
-    given = plan(*rungs, equal="flops", steps=1000)
-    found = with_steps(given, relative_steps(given, V))
-    settings = [config(found, rung) for rung in rungs]
-    flops = [
-        one.spec.costs(V).training_flops * one.tokens_per_step * (one.training.steps or 0)
-        for one in settings
-    ]
-    assert flops[0] == 0 and flops[1:] == [pytest.approx(flops[1], rel=0.005)] * 4
-    steps = [one.training.steps for one in settings]
-    assert steps[:2] == [1000, 1000] and len(set(steps)) == 4
-    assert settings[2].training.eval_every == -(-(steps[2] or 0) // 10)
+def test_steps_cost_as_much_as_those_of_the_first_that_cost_anything() -> None:
+    costs = {"a": 0.0, "b": 6.0, "c": 3.0, "d": 9.0}
+    assert relative_steps(costs) == pytest.approx({"a": 1.0, "b": 1.0, "c": 2.0, "d": 2 / 3})
+    assert relative_steps({"a": 0.0}) == {"a": 1.0}
 
 
 # --- Trained --------------------------------------------------------------------------------------
 
 
-def page_of(ladder: Ladder) -> str:
-    return " ".join(elements(ladder.write_page().read_bytes()).text.split())
+def page_of(ladder: Comparison, folder: Path) -> str:
+    return " ".join(elements(ladder.save(folder / "page.html").read_bytes()).text.split())
 
 
-def test_parameters_that_a_rung_cannot_have_are_shown(ladders: Ladders) -> None:
+def test_parameters_that_a_rung_cannot_have_are_shown(ladders: Ladders, tmp_path: Path) -> None:
     ladder = ladders.whole("equal parameters")
-    assert ladder_command(ladder.plan).count("--equal parameters") == 1
-    assert ladder_facts(ladder)["adapted"] == ladder.plan.adapted != {}
-    said = "The width of each rung gives it about as many parameters as bigram"
-    assert f"{said} ({ladder.plan.adaptation})." in page_of(ladder)
-    assert "each trained for 6 steps of 32 × 64 tokens, the same in the same" in page_of(ladder)
-    fixed = ladder.rungs[2]
-    off = f" ({fixed.run.parameters / ladder.rungs[0].run.parameters - 1:+.0%})"
+    assert ladder.plan is not None and ladder.plan.adapted
+    assert ladder.command.count("--equal parameters") == 1
+    assert ladder.facts()["ladder"]["adapted"] == ladder.plan.adapted
+    page = page_of(ladder, tmp_path)
+    assert "The width of each rung gives it about as many parameters as the first." in page
+    assert f"So the rungs have {ladder.plan.adaptation}." in page
+    fixed = ladder.groups[2]
+    off = f" ({fixed.shown.parameters / ladder.groups[0].shown.parameters - 1:+.0%})"
     header, rows = ladder.table()
     assert rows[2][header.index("parameters")].endswith(off)
-    assert f"parameters are not equal to those of bigram: {fixed.model}{off}" in ladder.warnings
-    assert not any("equally wide" in warning for warning in ladder.warnings)
+    assert f"parameters are not equal in all rungs: {fixed.name}{off}" in ladder.warnings
 
 
-def test_steps_of_equal_operations_are_shown(ladders: Ladders) -> None:
+def test_steps_of_equal_operations_are_shown(ladders: Ladders, tmp_path: Path) -> None:
     ladder = ladders.whole("equal flops")
-    assert ladder_command(ladder.plan).count("--equal flops") == 1
-    assert ladder_facts(ladder)["adapted"] == ladder.plan.adapted != {}
-    said = "Each rung makes the steps that need as many FLOPs, forward and backward, as single-head"
-    assert f"{said} ({ladder.plan.adaptation})." in page_of(ladder)
-    assert "each trained on batches of 32 × 64 tokens, the same in the same" in page_of(ladder)
+    assert ladder.plan is not None
+    assert ladder.command.count("--equal flops") == 1
+    page = page_of(ladder, tmp_path)
+    assert "makes the steps that need as many FLOPs as the first with matmuls" in page
+    none, first, other = ladder.groups
+    assert none.flops == 0 and other.flops == pytest.approx(first.flops, rel=0.1)
     header, rows = ladder.table()
-    assert [row[header.index("steps")] for row in rows] == [
-        f"{rung.result.last.step}" for rung in ladder.rungs
-    ]
-    assert "FLOPs are not equal to those of single-head: bigram (-100%)" in ladder.warnings
-
-
-def test_runs_of_equal_time_make_the_steps_that_fit(
-    ladders: Ladders, tmp_path: Path, ticking_clock: Clock
-) -> None:
-    def stop_at_rung_2(event: object) -> None:
-        if isinstance(event, Note) and event.text.startswith("rung 2"):
-            raise KeyboardInterrupt
-
-    given: dict[str, Any] = {"equal": "time", "budget": 0.5, "seeds": 2, "name": "e"}
-    given |= {"steps": None, "eval_every": None}
-    with pytest.raises(KeyboardInterrupt):
-        ladders.train(tmp_path, on_event=stop_at_rung_2, **given)
-    ladder = ladders.train(tmp_path, **given)
-    paths = ladder.plan.runs(ladder.path)
-    runs = {key: attnlm.open_run(path) for key, path in paths.items()}
-    budgets = {key: run.config.training.budget for key, run in runs.items()}
-    assert {budgets[rung, 1] for rung in ladder.plan.rungs} == {
-        0.9 * 0.5 / 4
-    }  # later: the same steps
-    assert ladder.plan.steps is None and len(ladder.plan.adapted) == 2
-    for rung, adapted in ladder.plan.adapted.items():
-        steps = {runs[rung, seed].config.training.steps for seed in (1, 2)}
-        assert steps == {adapted["steps"]}
-    assert len({rung.run.config.training.eval_tokens for rung in ladder.rungs}) == 1
-    page = ladder.write_page().read_text(encoding="utf-8")
-    assert "All runs have the same time, and each makes the steps that fit" in page
-    assert "--equal time" in page and "--budget 0.5" in page and "--steps" not in page
+    steps = [f"{rung.result.last.step}" for rung in ladder.groups]
+    assert [row[header.index("steps")] for row in rows] == steps
+    assert steps == [f"{own['steps']}" for own in ladder.plan.adapted.values()]
 
 
 def test_a_difference_in_size_is_a_warning(ladders: Ladders, tmp_path: Path, fixed: Path) -> None:
     rungs = ("single-head:embed_dim=8", "single-head:embed_dim=32", f"{fixed}:Fixed")
     ladder = ladders.train(tmp_path, rungs=rungs, steps=2)
-    _, large, small = ladder.rungs
-    times = large.run.parameters / small.run.parameters
-    said = f"{large.model} has {times:.1f} times as many parameters as {small.model}"
+    _, large, small = ladder.groups
+    times = large.shown.parameters / small.shown.parameters
+    said = f"{large.name} has {times:.1f} times as many parameters as {small.name}"
     assert said in ladder.warnings
-    assert "All rungs make the same steps: --equal can hold parameters" in page_of(ladder)
-    ladder = ladders.train(tmp_path / "p", rungs=rungs[1:], steps=2, equal="parameters")
-    (said,) = (one for one in ladder.warnings if one.startswith("parameters are not equal"))
-    assert said.endswith("it has no embed_dim, n_embd, d_model, width, hidden_size to adapt")
+    assert "All rungs make the same steps: --equal can hold parameters" in page_of(ladder, tmp_path)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import attnlm
-from attnlm.base import files
 from attnlm.cli import console, options
 from attnlm.cli.options import (
     REQUIRED,
@@ -18,8 +18,14 @@ from attnlm.cli.options import (
     with_options,
 )
 
+if TYPE_CHECKING:
+    from attnlm.see.comparison import Comparison
+
 _SHOWN = 40  # characters of a value
 _FORMATS = (".html", ".png", ".svg", ".pdf", ".csv", ".tex")
+OUTPUT = output(
+    "page, curves, table of runs or LaTeX table (.html .png .svg .pdf .csv .tex)", *_FORMATS
+)
 
 
 @with_options(shared("checkpoint_dir"))
@@ -41,9 +47,7 @@ def compare(
     target: float | None = option(
         None, "a loss: is the mean of each group at most this, and when was it reached?"
     ),
-    output: Path | None = output(
-        "page, curves, table of runs or LaTeX table (.html .png .svg .pdf .csv .tex)", *_FORMATS
-    ),
+    output: Path | None = OUTPUT,
     json: bool,
     **folders: str,
 ) -> None:
@@ -57,27 +61,33 @@ def compare(
     )
     facts = found.facts()
     if output is not None:
-        files.write_bytes(output, found.written(output.suffix.lower().removeprefix(".")))
-        facts["output"] = str(output)
+        facts["output"] = str(found.save(output))
     if json:
         console.print_json(facts)
         return
-    names = [group.name for group in found.groups]
-    for title in ("settings", "data", "results"):
-        rows = [[key, *map(_value_text, row)] for key, row in getattr(found, title).items()]
-        if rows:
-            console.print_table([title, *names], rows, [title])
-            console.print_result("")
-    if not found.results:
-        console.print_table(*found.group_table(), ["group"])
-    if found.pairs:
+    if rows := [[key, *map(_value_text, row)] for key, row in found.differences.items()]:
+        console.print_table(["differences", *(g.name for g in found.groups)], rows, ["differences"])
         console.print_result("")
-        console.print_table(*found.table(), ["group", "than", "verdict"])
-    for note in found.notes:
-        console.say(note)
-    console.say(found.verdict)
+    show_tables(found, sys.stdout)
     if output is not None:
         console.print_result(str(output))
+
+
+def show_tables(found: Comparison, stream: TextIO) -> None:
+    """Print the tables of a comparison to a stream; on stderr, how to read them."""
+    console.print_table(*found.table(), ["group"], stream)
+    header, rows = found.pair_table()
+    if rows:
+        print(file=stream)
+        console.print_table(header, rows, ["group", "than", "verdict"], stream)
+    if found.references:
+        baselines = ", ".join(f"{name} {loss:z.4f}" for name, loss in found.references.items())
+        console.say(f"baselines: {baselines} nats per token")
+    for sentence in found.remarks():
+        console.say(console.with_flags(sentence))
+    for warning in found.warnings:
+        console.say(f" {console.with_flags(warning)}", "not a fair comparison:", "yellow")
+    console.say(found.verdict)
 
 
 def _value_text(value: Any) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import attnlm
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.json_records import limited, read_record, record_from_json
+from attnlm.base.json_records import limited, read_record
 from attnlm.base.own_code import OwnCode
 from attnlm.base.setting_fields import check_value, fields_of, quoted, type_of
 from attnlm.base.suggestions import suggestion
@@ -19,12 +19,11 @@ from attnlm.config.settings import check_files, resolve
 from attnlm.config.training import TrainingConfig
 from attnlm.config.variants import SHARED, named_codes, variant
 from attnlm.model.own_specs import CODE, PREFIX
+from attnlm.runs.records import DatasetFacts
 
 RECORD = "ladder.json"
 _FORMAT = 1
 _SHARED = ("block_size", "batch_size", "steps", "eval_every", "eval_tokens", "threads")
-
-
 FACTORS = (0.25, 0.5, 1, 2, 4)
 """The values that `tune` tries, as factors of a rung's default."""
 EQUAL = ("tokens", "parameters", "flops", "time")
@@ -34,50 +33,32 @@ REPAIR = "start another ladder with a lower rate, as bigram:learning_rate=0.01, 
 """What to do about rungs that failed."""
 
 
-@dataclass(frozen=True)
-class Trial:
-    """A short training of a rung with a value of the tuned setting."""
-
-    rung: str
-    value: float
-    loss: float | None
-    """in nats per token of text that only tuning holds out; None if training failed"""
-    steps: int | None = None
-    """the steps that were made; None if training failed"""
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LadderPlan:
     """The resolved settings of a ladder. A ladder that was stopped is resumed with them."""
 
-    dataset: str
-    dataset_path: str
-    train_sha256: str
-    val_sha256: str
+    dataset: DatasetFacts
+    """its name, path and hashes"""
     rungs: tuple[str, ...]
     seed: int
-    block_size: int
-    batch_size: int
-    prompt: str
-    tokens: int = limited(at_least=0, at_most=2**26)
-    steps: int | None = None
-    """steps of each run, if its rung has none in `adapted`; if `budget` is given, None until the
-    first run has ended"""
+    block_size: int = 64
+    batch_size: int = 32
+    prompt: str = ""
+    tokens: int = limited(default=200, at_least=0, at_most=2**26)
+    steps: int = 1
+    """steps of each run, if its rung has none in `adapted`"""
     eval_every: int | None = None
-    budget: float | None = None
-    """seconds for all runs together, if given in place of steps"""
     eval_tokens: int | None = None
     """validation tokens per evaluation; None for the whole split"""
     threads: int | None = None
     seeds: int = limited(default=1, at_least=1, at_most=1000)
     """runs per rung, with consecutive seeds from `seed` on"""
     tune: str | None = None
-    """the training setting of which each rung gets the value with the lowest loss in `trials`"""
-    trials: tuple[Trial, ...] = ()
+    """the training setting of which each rung gets its best value"""
     equal: str = limited(default="tokens", choices=EQUAL)
     """what is held equal in all rungs: tokens, parameters, FLOPs of training, or its time"""
     adapted: Mapping[str, Any] = field(default_factory=dict)
-    """the settings that a rung has because of `equal`, by its name: widths, heads or steps"""
+    """the settings that a rung has because of `equal` or `tune`, by its name"""
     failed: Mapping[str, str] = field(default_factory=dict)
     """why a rung failed, by its name: training diverged, or its own code raised an error"""
     codes: Mapping[str, Any] = field(default_factory=dict)
@@ -86,20 +67,20 @@ class LadderPlan:
     def settings(self, rung: str, seed: int) -> dict[str, Any]:
         """Return the training settings of a rung for one seed."""
         shared = {key: value for key in _SHARED if (value := getattr(self, key)) is not None}
-        tuned = [(t.loss, t.value) for t in self.trials if t.rung == rung and t.loss is not None]
-        settings = {**shared, **self.adapted.get(rung, {}), "seed": seed}
-        settings |= variant(rung, self.codes)
-        if self.tune is not None and tuned:
-            settings[self.tune] = type_of(TrainingConfig, self.tune)(min(tuned)[1])
-        return settings
+        return {**shared, **self.adapted.get(rung, {}), "seed": seed, **variant(rung, self.codes)}
+
+    def adapting(self, settings: Mapping[str, Mapping[str, Any]]) -> LadderPlan:
+        """Return the plan in which rungs have more settings of their own."""
+        adapted = {r: {**self.adapted.get(r, {}), **settings.get(r, {})} for r in self.rungs}
+        return replace(self, adapted={rung: own for rung, own in adapted.items() if own})
 
     @property
     def adaptation(self) -> str:
         """The adapted settings in words: `average: embed_dim 24; multi-head: embed_dim 20`."""
         return "; ".join(
             f"{rung}: {setting.removeprefix(PREFIX)} {value:,}"
-            for rung in self.rungs
-            for setting, value in self.adapted.get(rung, {}).items()
+            for rung, own in self.adapted.items()
+            for setting, value in own.items()
         )
 
     def grid(self, rung: str) -> list[float]:
@@ -109,26 +90,25 @@ class LadderPlan:
         """
         if self.tune is None or self.tune in variant(rung):
             return []
-        settings = replace(self, trials=()).settings(rung, 0)
+        settings = self.settings(rung, 0)
+        settings.pop(self.tune, None)
         default = getattr(resolve({}, settings).training, self.tune)
         if not default or isinstance(default, bool | str):
             raise UsageError(
                 f"`tune` {quoted(self.tune)} has no default above 0 in {rung}",
                 "choose another, such as learning_rate, or compare rungs with values of their own",
             )
-        kind = type(default)
+        kind = type_of(TrainingConfig, self.tune)
         least = 1 if kind is int else 0
         return sorted({kind(max(default * factor, least)) for factor in FACTORS})
 
-    def runs(self, path: Path) -> dict[tuple[str, int], Path]:
-        """Return the runs' folders, keyed by (rung, seed). They are next to the ladder's `path`."""
-        seeds = range(self.seed, self.seed + self.seeds)
-        plain = {rung: re.sub(r"[^:=]*[/\\]", "", rung) for rung in self.rungs}
-        names = {rung: f"{path.name}-{re.sub('[:=]', '-', plain[rung])}" for rung in self.rungs}
+    def runs(self, path: Path) -> dict[str, list[Path]]:
+        """Return the runs' folders of each rung, by seed. They are next to the ladder's `path`."""
+        ends = ["", *(f"-seed-{self.seed + more}" for more in range(1, self.seeds))]
+        plain = {rung: re.sub("[:=]", "-", re.sub(r"[^:=]*[/\\]", "", rung)) for rung in self.rungs}
         return {
-            (rung, seed): path.with_name(name + (f"-seed-{seed}" if seed > self.seed else ""))
-            for rung, name in names.items()
-            for seed in seeds
+            rung: [path.with_name(f"{path.name}-{name}{end}") for end in ends]
+            for rung, name in plain.items()
         }
 
     def check(self) -> None:
@@ -146,8 +126,6 @@ class LadderPlan:
             by_rung = getattr(self, name)
             if any(n not in self.rungs or not isinstance(v, kind) for n, v in by_rung.items()):
                 raise UsageError(f"its {name!r} cannot be {quoted(by_rung)}", "")
-        if self.equal == "time" and self.steps is not None:
-            raise UsageError("`equal` time cannot be combined with `steps`", "use `budget`")
         if self.tune in SHARED or not hasattr(TrainingConfig, self.tune or "seed"):
             others = fields_of(TrainingConfig).keys() - SHARED
             hint = suggestion(str(self.tune), others, "choose learning_rate")
@@ -161,27 +139,18 @@ class LadderPlan:
         """Write the plan to a ladder's folder."""
         plan = asdict(self)
         plan["codes"] = {name: code.sha256 for name, code in self.codes.items()}
-        content = {"format": _FORMAT, "attnlm": attnlm.__version__, "plan": plan}
-        files.write_json(folder / RECORD, content)
+        about = {"format": _FORMAT, "attnlm": attnlm.__version__}
+        files.write_json(folder / RECORD, {**about, **plan})
         for code in self.codes.values():
             (folder / CODE).mkdir(exist_ok=True)
             files.write_bytes(folder / CODE / code.file, code.content())
-
-
-@dataclass(frozen=True)
-class _StoredPlan:
-    plan: Mapping[str, Any]
 
 
 def read_plan(path: Path) -> LadderPlan:
     """Return the plan in a ladder's folder. Raises AttnlmError, which names a wrong value."""
     path = path / RECORD
     hint = "start a new ladder with another `name`"
-    recorded = read_record(_StoredPlan, path, format=_FORMAT, hint=hint).plan
-    if unknown := [quoted(key) for key in recorded if key not in fields_of(LadderPlan)]:
-        reason = f"has a setting that attnlm {attnlm.__version__} does not have: {unknown[0]}"
-        raise AttnlmError(f"{path} {reason}", hint)
-    plan = record_from_json(LadderPlan, recorded, path, hint)
+    plan = read_record(LadderPlan, path, format=_FORMAT, hint=hint)
     try:
         codes = {}
         for name, sha256 in plan.codes.items():
@@ -197,5 +166,5 @@ def read_plan(path: Path) -> LadderPlan:
 
 def check_rungs(rungs: Sequence[str]) -> None:
     """Raise UsageError if `rungs` are invalid. Other settings of the plan need not be known yet."""
-    plan = LadderPlan("", "", "", "", tuple(rungs), 0, 1, 1, "", 0)
-    replace(plan, codes=named_codes(rungs)).check()
+    dataset, codes = DatasetFacts(name=""), named_codes(rungs)
+    LadderPlan(dataset=dataset, rungs=tuple(rungs), seed=0, codes=codes).check()

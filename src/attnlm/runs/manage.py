@@ -81,8 +81,8 @@ def run_entry(path: Path) -> RunEntry | None:
 
 def _ladder_values(path: Path) -> dict[str, Any]:
     plan = read_plan(path)
-    names = tuple(run.name for run in plan.runs(path).values())
-    return {"dataset": plan.dataset, "steps": plan.steps, "rungs": names}
+    names = tuple(run.name for paths in plan.runs(path).values() for run in paths)
+    return {"dataset": plan.dataset.name, "steps": plan.steps, "rungs": names}
 
 
 def _run_values(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a comparison of groups of runs has found, as tables, JSON, a page and curves."""
+"""Groups of runs compared: tables, conclusions, what makes it unfair, JSON, curves and a page."""
 
 from __future__ import annotations
 
@@ -6,20 +6,62 @@ import csv
 import io
 import itertools
 import re
-import shlex
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import attnlm
-from attnlm.base.setting_fields import Setting
-from attnlm.runs.run import Run
-from attnlm.see.curves import Line, chart_data, colours_of, panels_picture, seeds_line
+from attnlm.base import files
+from attnlm.base.folders import flag
+from attnlm.base.formatting import duration, listed
+from attnlm.base.setting_fields import fields_of
+from attnlm.config.training import TrainingConfig
+from attnlm.runs.ladder_plan import TOLERANCE, LadderPlan
+from attnlm.runs.records import NOT_COMPARABLE
+from attnlm.runs.run import Result, Run
+from attnlm.see.curves import (
+    FEW_STEPS,
+    Line,
+    chart_data,
+    colours_of,
+    median,
+    panels_picture,
+    recent_fall,
+    run_verdict,
+    seeds_line,
+)
 from attnlm.see.page import render
 from attnlm.see.verdicts import Pair, interval, interval_text
 
 BITS = "bits_per_byte"
+Table = tuple[list[str], list[list[str]]]
+"""the names of columns, and rows"""
+_NOTICEABLE = 0.01  # nats per token
+_MEASURES = {"val_loss": "validation loss", BITS: "bits per byte", "accuracy": "accuracy"}
+_IDEAS = {
+    "bigram": "a table in which the last token's row holds the logits of the next",
+    "average": "each token becomes the mean of itself and all tokens before it",
+    "dot-product": "attention without parameters: each token reads most from those whose "
+    "embeddings are like its own",
+    "single-head": "one head with learned queries, keys and values",
+    "multi-head": "several narrow heads in parallel, which look for several things at once",
+    "wide-head": "heads as wide as the embedding, projected back to its width",
+    "transformer": "blocks of attention and an MLP with residual connections, norms and rotary "
+    "positions",
+    "gpt2": "GPT-2's parts: layer norm, learned positions, GELU, tied embeddings",
+    "llama": "Llama's parts: RMS norm, rotary positions, SwiGLU",
+    "qwen3": "Qwen3's parts: Llama's, with normalised queries and keys",
+}
+"""What each model is, for a page that compares it with others."""
+_HELD = {
+    "tokens": "all rungs make the same steps: `equal` can hold parameters, flops or time instead",
+    "parameters": "the width of each rung gives it about as many parameters as the first",
+    "flops": "each rung makes the steps that need as many FLOPs as the first with matmuls",
+    "time": "each rung makes the steps that take about as long as those of the first",
+}
 
 
 @dataclass(frozen=True)
@@ -29,33 +71,44 @@ class Target:
     p: float | None
     """the probability of such a mean, or a lower one, if the true mean were the target; None for
     one run"""
-    steps: tuple[float | None, ...]
+    reached: tuple[float | None, ...]
     """the step at which each run reached the target, by interpolation; None if it never did"""
 
     @property
-    def mean_steps(self) -> float | None:
-        """The mean of `steps`, or None if a run never reached the target."""
-        reached = [step for step in self.steps if step is not None]
-        return statistics.fmean(reached) if len(reached) == len(self.steps) else None
+    def mean(self) -> float | None:
+        """The mean of `reached`, or None if a run never reached the target."""
+        steps = [step for step in self.reached if step is not None]
+        return statistics.fmean(steps) if len(steps) == len(self.reached) else None
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95% interval of `mean_steps`; None for one run."""
-        reached = [step for step in self.steps if step is not None]
-        return interval(reached) if len(reached) == len(self.steps) > 1 else None
+        """The 95% interval of `mean`; None for one run, and without a mean."""
+        steps = [step for step in self.reached if step is not None]
+        return interval(steps) if len(steps) == len(self.reached) > 1 else None
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in nothing but their seeds, or in what does not matter here."""
+    """Runs that differ in nothing but their seeds, or in what does not matter here.
+
+    A group of a ladder is a rung.
+    """
 
     name: str
     runs: tuple[Run, ...]
-    values: tuple[float, ...]
-    """the measure of each run; empty if there is one run in each group, which may have none"""
-    settings: Mapping[str, Setting]
-    """the settings that all its runs have in common"""
+    results: tuple[Result, ...] = ()
+    """the results of each run; empty if a run was never evaluated"""
+    measure: str = "val_loss"
     target: Target | None = None
+    text: str | None = None
+    """of a rung, how its run `shown` continues the ladder's prompt"""
+    failed: str | None = None
+    """of a rung, why it has no runs: training diverged, or its own code raised an error"""
+
+    @property
+    def values(self) -> list[float]:
+        """The measure of each run; empty as `results` are."""
+        return [getattr(result.final, self.measure) for result in self.results]
 
     @property
     def mean(self) -> float | None:
@@ -67,122 +120,322 @@ class Group:
         """The 95% interval of the mean; None for one run."""
         return interval(self.values) if len(self.values) > 1 else None
 
+    @property
+    def result(self) -> Result:
+        """The results of `shown`."""
+        return median(self.results, key=lambda result: result.final.val_loss)
+
+    @property
+    def shown(self) -> Run:
+        """The run with the median loss, or the lower of the two in the middle."""
+        return self.runs[self.results.index(self.result) if self.results else 0]
+
+    @property
+    def flops(self) -> int:
+        """The floating-point operations of `shown`: matmuls, forward and backward."""
+        costs = self.shown.config.spec.costs(self.shown.vocab_size)
+        return costs.training_flops * self.result.last.tokens
+
+    @cached_property
+    def about(self) -> dict[str, Any]:
+        """The settings, data and origin that all its runs have in common."""
+        first, *others = map(_about, self.runs)
+        return {k: v for k, v in first.items() if all(other.get(k) == v for other in others)}
+
+    def facts(self) -> dict[str, Any]:
+        """Return the group as JSON values."""
+        runs = {}
+        for run, result in itertools.zip_longest(self.runs, self.results):
+            about = {"seed": run.config.training.seed, "parameters": run.parameters}
+            if result is not None:
+                about |= {**result.facts(), "accuracy": result.final.accuracy}
+            runs[run.name] = about
+        target = self.target and {
+            **asdict(self.target),
+            "reached_mean": self.target.mean,
+            "reached_interval": self.target.interval,
+        }
+        return {
+            **{name: getattr(self, name) for name in ("name", "failed", "text", "mean")},
+            "mean_interval": self.interval,
+            "flops": self.flops if self.results else None,
+            "target": target,
+            "runs": runs,
+        }
+
+
+def _about(run: Run) -> dict[str, Any]:
+    return {
+        **run.config.settings(),
+        "dataset": None if run.imported_from else run.dataset.name,
+        "train_sha256": run.dataset.train_sha256 or None,
+        "val_sha256": run.dataset.val_sha256 or None,
+        "tokenizer": run.tokenizer.name,
+        "vocab_size": run.vocab_size,
+        "parent": run.started_from or None,
+        "imported_from": run.imported_from or None,
+    }
+
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
     """Groups of runs, and the comparison of each with each earlier one or with a baseline.
 
-    `measure` is val_loss (nats per token), bits_per_byte or accuracy. `settings` has the settings
-    in which groups differ: for each, its value in each group, None where it has none or several.
-    `data` has the same for their data, and `results` the results if each group is one run. `notes`
-    say what one has to know to read it.
+    `measure` is val_loss (nats per token), bits_per_byte or accuracy. `notes` say what one has to
+    know to read it. `command` makes it again. A ladder has its `plan`, and its folder as `path`.
     """
 
     groups: tuple[Group, ...]
     pairs: tuple[Pair, ...]
     measure: str
-    settings: Mapping[str, tuple[Any, ...]]
-    data: Mapping[str, tuple[Any, ...]]
-    results: Mapping[str, tuple[Any, ...]]
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    command: str = ""
+    plan: LadderPlan | None = None
+    path: Path | None = None
 
     def __repr__(self) -> str:
-        shown = [f"{p.rung} than {p.rival}: {p.verdict}" for p in self.pairs]
-        return f"<Comparison {'; '.join(shown or [group.name for group in self.groups])}>"
+        shown = [f"{group.name} {group.mean:.4f}" for group in self.measured]
+        return f"<Comparison of {self.measure}: {', '.join(shown)}>"
 
-    def group_table(self) -> tuple[list[str], list[list[str]]]:
+    @property
+    def measured(self) -> list[Group]:
+        """The groups whose runs have results."""
+        return [group for group in self.groups if group.values]
+
+    @cached_property
+    def differences(self) -> dict[str, tuple[Any, ...]]:
+        """The settings, data and origins in which groups differ: for each, its value in each group
+        that has runs, None where it has none or several."""
+        every = [group.about for group in self.groups if group.runs]
+        rows = {
+            k: tuple(one.get(k) for one in every) for k in dict.fromkeys(itertools.chain(*every))
+        }
+        return {k: row for k, row in rows.items() if any(value != row[0] for value in row)}
+
+    # --- Tables and conclusions -------------------------------------------------------------------
+
+    def table(self) -> Table:
         """Return the names of the columns, and a row for each group."""
-        header = ["group", self.measure.replace("_", " "), "interval", "runs"]
-        header += ["p of target", "steps to it", "their interval"]
+        unequal = self._unequal
         rows = []
         for group in self.groups:
-            mean = "" if group.mean is None else f"{group.mean:.4f}"
-            row = [group.name, mean, interval_text(group.interval), str(len(group.runs))]
-            reached = ["", "", ""]
+            row = {"group": group.name, _MEASURES[self.measure]: "failed" if group.failed else ""}
+            rows.append(row)
+            if group.mean is not None:
+                final, last = group.result.final, group.result.last
+                row |= {
+                    _MEASURES[self.measure]: f"{group.mean:.4f}",
+                    "interval": interval_text(group.interval),
+                    "right answers": "" if final.accuracy is None else f"{final.accuracy:.1%}",
+                    "bits/byte": ""
+                    if final.bits_per_byte is None
+                    else f"{final.bits_per_byte:.3f}",
+                    "steps": f"{last.step:,}",
+                    "seconds": f"{last.seconds:.1f}",
+                }
+            if group.runs:
+                row["parameters"] = f"{group.shown.parameters:,}{unequal.get(group.name, '')}"
+                row["runs"] = f"{len(group.runs)}"
             if (target := group.target) is not None:
-                steps = f"{target.steps.count(None)} never"
-                if target.mean_steps is not None:
-                    steps = f"{target.mean_steps:,.0f}"
-                p = "" if target.p is None else f"{target.p:.2g}"
-                reached = [p, steps, interval_text(target.interval, ",.0f")]
-            rows.append(row + reached)
-        shown = 7 if any(group.target for group in self.groups) else 4
-        return header[:shown], [row[:shown] for row in rows]
+                mean, never = target.mean, f"{target.reached.count(None)} never"
+                row |= {
+                    "p of target": "" if target.p is None else f"{target.p:.2g}",
+                    "steps to it": never if mean is None else f"{mean:,.0f}",
+                    "their interval": interval_text(target.interval, ",.0f"),
+                }
+        return _table(rows)
 
-    def table(self) -> tuple[list[str], list[list[str]]]:
-        """Return the names of the columns, and a row for each pair."""
-        rows = [
+    def pair_table(self) -> Table:
+        """Return the names of the columns, and a row for each pair whose spread is known."""
+        return _table(
             [
-                pair.rung,
-                pair.rival,
-                pair.verdict,
-                f"{pair.difference:+z.4f}",
-                interval_text(pair.interval),
-                "" if pair.p is None else f"{pair.p:.2g}",
-                f"{pair.seeds_needed or ''}",
+                {
+                    "group": pair.groups[0],
+                    "than": pair.groups[1],
+                    "verdict": pair.verdict,
+                    "difference": f"{pair.difference:+z.4f}",
+                    "interval": interval_text(pair.interval),
+                    "p": f"{pair.p:.2g}",
+                    "seeds needed": f"{pair.seeds_needed or ''}",
+                }
+                for pair in self.pairs
+                if pair.p is not None
             ]
-            for pair in self.pairs
-        ]
-        columns = ["group", "than", "verdict", "difference", "interval", "p", "seeds needed"]
-        return columns, rows
+        )
 
     @property
     def verdict(self) -> str:
-        """A sentence for each pair with a verdict, and what would show the others."""
+        """The conclusions in words: the best group, and how it differs from each other."""
         words = [
             f"{group.name}: the probability of such a mean at the target is {group.target.p:.2g}"
             for group in self.groups
             if group.target is not None and group.target.p is not None
         ]
-        if not words and all(pair.p is None for pair in self.pairs):
-            return "one run in each group gives no verdict: the difference may be chance"
-        for pair in self.pairs:
-            both = f"{pair.rung} and {pair.rival}"
-            if pair.p is None:
-                words.append(f"{both}: the spread is unknown")
-            elif pair.verdict == "not shown":
-                seeds = "over 100" if pair.seeds_needed is None else f"{pair.seeds_needed}"
-                words.append(f"{both}: no difference is shown; {seeds} seeds would show this one")
-            else:
-                verb = "the same as" if pair.verdict == "the same" else f"{pair.verdict} than"
-                words.append(f"{pair.rung} is {verb} {pair.rival}")
+        if not (measured := self.measured):
+            return "no run was evaluated"
+        sign = -1 if self.measure == "accuracy" else 1
+        best = min(measured, key=lambda group: sign * (group.mean or 0))
+        extreme = "highest" if sign < 0 else "lowest"
+        words.append(f"the {extreme} {_MEASURES[self.measure]} is {best.mean:.4f}, by {best.name}")
+        of_best = [pair for pair in self.pairs if best.name in pair.groups] or self.pairs
+        words += [self._conclusion(pair) for pair in of_best if pair.p is not None]
+        if len(measured) > 1 and all(pair.p is None for pair in self.pairs):
+            words.append("with one run of each, a difference may be chance: use 3 seeds or more")
         return "; ".join(words)
+
+    def _conclusion(self, pair: Pair) -> str:
+        group, rival = pair.groups
+        if pair.verdict == "the same":
+            return f"{group} is the same as {rival}, up to rounding"
+        amount = f"{abs(pair.difference):.4f}"
+        if pair.verdict != "not shown":
+            return f"{group} is {pair.verdict} than {rival} by {amount}"
+        none = f"no difference is shown between {group} and {rival}"
+        if pair.seeds_needed is None:
+            return f"{none}: one of {amount} would take over 100 seeds"
+        both = [one for one in self.measured if one.name in pair.groups]
+        more = [pair.seeds_needed - len(one.runs) for one in both]
+        means = [statistics.fmean(r.last.seconds for r in one.results) for one in both]
+        takes = duration(sum(n * seconds for n, seconds in zip(more, means, strict=True)), 2)
+        return (
+            f"{none}: {pair.seeds_needed} seeds would show one of {amount}, in about {takes} more "
+            "at the speed of these runs"
+        )
+
+    # --- What makes it unfair ---------------------------------------------------------------------
+
+    @property
+    def _unequal(self) -> dict[str, str]:
+        """The rungs that have not the parameters of the first although they should: ` (-12%)`."""
+        if self.plan is None or self.plan.equal != "parameters":
+            return {}
+        counts = {group.name: group.shown.parameters for group in self.measured}
+        ratios = {name: n / counts[self.measured[0].name] - 1 for name, n in counts.items()}
+        return {name: f" ({r:+.0%})" for name, r in ratios.items() if abs(r) > TOLERANCE}
+
+    @property
+    def warnings(self) -> list[str]:
+        """Sentences on differences that make the comparison unfair."""
+        if not self.measured:
+            return []
+        return [*self._data_warnings(), *self._model_warnings(), *self._step_warnings()]
+
+    def _data_warnings(self) -> Iterator[str]:
+        if self.measure == "val_loss" and "val_sha256" in self.differences:
+            yield "losses are of different validation splits: compare bits per byte, not per token"
+        for group in self.measured:
+            if group.shown.leaks:
+                yield f"the loss of {group.name} is {NOT_COMPARABLE}"
+
+    def _model_warnings(self) -> Iterator[str]:
+        own = [group.name for group in self.measured if group.shown.config.codes]
+        if own and len(own) < len(self.measured):
+            yield (
+                f"seconds: {', '.join(own)} ran as PyTorch modules; the others have faster forms, "
+                "so that a difference in time is not the cost of the idea"
+            )
+        rates = self._by_value(
+            lambda training: f"{training.optimizer}, learning rate {training.learning_rate:g}"
+        )
+        is_tuned = self.plan is not None and self.plan.tune == "learning_rate"
+        is_model = self.differences.keys() - fields_of(TrainingConfig).keys()
+        if len(rates) > 1 and is_model and not is_tuned:
+            yield f"optimizer and learning rate differ as well as the model: {'; '.join(rates)}"
+        batches = self._by_value(lambda training: f"batches of {training.batch_size}")
+        if len(batches) > 1 or "block_size" in self.differences:
+            yield f"steps are not equally large, in tokens: {'; '.join(batches)}"
+        for name, off in self._unequal.items():
+            yield f"parameters are not equal in all rungs: {name}{off}"
+        by_size = sorted(self.measured, key=lambda group: group.shown.parameters)
+        small, large = by_size[0], by_size[-1]
+        times = large.shown.parameters / small.shown.parameters
+        if times > 2 and not self._unequal:
+            yield f"{large.name} has {times:,.1f} times as many parameters as {small.name}"
+
+    def _by_value(self, text: Callable[[TrainingConfig], str]) -> list[str]:
+        """Return the groups by what a text says of them: `bigram, average (batches of 8)`."""
+        named: dict[str, list[str]] = {}
+        for group in self.measured:
+            named.setdefault(text(group.shown.config.training), []).append(group.name)
+        return [f"{', '.join(names)} ({value})" for value, names in named.items()]
+
+    def _step_warnings(self) -> Iterator[str]:
+        ranked = sorted(self.measured, key=lambda group: group.result.final.val_loss)
+        fewest = min(self.measured, key=lambda group: group.result.last.step)
+        if (steps := fewest.result.last.step) < FEW_STEPS:
+            yield f"models learn next to nothing in so few steps: {fewest.name} made {steps}"
+        for one, other in itertools.pairwise(ranked):
+            apart = other.result.final.val_loss - one.result.final.val_loss
+            fall = max(recent_fall(group.result.records) for group in (one, other))
+            if fall > max(_NOTICEABLE, apart):
+                yield (
+                    f"too few steps to rank {one.name} and {other.name}: they are {apart:.3f} "
+                    f"apart, and a loss fell by {fall:.3f} over the last fifth of training"
+                )
+
+    def remarks(self) -> list[str]:
+        """Return sentences on how the runs were made and compared."""
+        remarks = list(self.notes)
+        for part in dict.fromkeys(group.result.part for group in self.measured):
+            if part:
+                remarks.append(f"losses were measured on {part}")
+        if any(pair.interval for pair in self.pairs):
+            remarks.append(
+                "equal groups are called different in at most 5 of 100 comparisons: intervals are "
+                "95% by Student's t, and wider by Holm's method for several pairs"
+            )
+        if self.plan is not None:
+            remarks.append(_HELD[self.plan.equal])
+            remarks.append(
+                "each rung has its default learning rate, and may prefer another: `tune` "
+                "learning_rate finds one for each"
+                if self.plan.tune is None
+                else f"each rung has its best {self.plan.tune} of five (1/4 to 4 times its "
+                "default), each tried for a fifth of the steps, without the last tenth of the "
+                "training split, which measures the loss"
+            )
+            if self.plan.adapted:
+                remarks.append(f"so the rungs have {self.plan.adaptation}")
+        return remarks
+
+    # --- Files ------------------------------------------------------------------------------------
 
     def facts(self) -> dict[str, Any]:
         """Return all of it as JSON values."""
-        names = [group.name for group in self.groups]
-        facts: dict[str, Any] = {"measure": self.measure, "groups": []}
-        for group in self.groups:
-            runs = {
-                run.name: {"seed": run.config.training.seed, self.measure: value}
-                for run, value in itertools.zip_longest(group.runs, group.values)
-            }
-            about: dict[str, Any] = {
-                "name": group.name,
-                "mean": group.mean,
-                "interval": group.interval,
-            }
-            if (target := group.target) is not None:
-                steps = {"mean_steps": target.mean_steps, "interval": target.interval}
-                about["target"] = asdict(target) | steps
-            facts["groups"].append({**about, "runs": runs})
-        for part in ("settings", "data", "results"):
-            values = getattr(self, part).items()
-            facts[part] = {key: dict(zip(names, row, strict=True)) for key, row in values}
-        facts["comparisons"] = [
-            {"groups": (facts.pop("rung"), facts.pop("rival")), **facts}
-            for facts in map(asdict, self.pairs)
-        ]
-        return facts | {"notes": self.notes}
+        names = [group.name for group in self.groups if group.runs]
+        rows = self.differences.items()
+        return {
+            "measure": self.measure,
+            "groups": [group.facts() for group in self.groups],
+            "differences": {key: dict(zip(names, row, strict=True)) for key, row in rows},
+            "comparisons": [asdict(pair) for pair in self.pairs],
+            "verdict": self.verdict,
+            "warnings": self.warnings,
+            "notes": self.remarks(),
+            "ladder": self.plan and {"path": str(self.path), **asdict(self.plan)},
+        }
 
-    def written(self, format: str) -> bytes:
-        """Return the comparison as a file: csv, tex, html, or the curves as png, svg or pdf."""
-        return {"csv": self._csv, "tex": self._latex, "html": self._page}.get(
-            format, lambda: panels_picture(self._panels(), self._references(), format=format)
-        )()
+    def save(self, path: str | Path) -> Path:
+        """Write it as a file, and return its path.
+
+        The name ends with .html (a page that works offline), .csv (the measure of each run), .tex
+        (the table, for the LaTeX package booktabs), or .png, .svg or .pdf (the curves).
+        """
+        path = Path(path)
+        kind = path.suffix.lower().removeprefix(".")
+        if kind == "html":
+            content = self._page()
+        elif kind == "csv":
+            content = self._csv()
+        elif kind == "tex":
+            content = _latex(*(self.pair_table() if self.pair_table()[1] else self.table()))
+        else:
+            curves = {"tokens": self._curves("tokens")}
+            content = panels_picture(curves, self.references, format=kind)
+        files.write_bytes(path, content)
+        return path
 
     def _csv(self) -> bytes:
-        """Return the measure of each run: group, run, seed, value."""
         file = io.StringIO()
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("group", "run", "seed", self.measure))
@@ -191,57 +444,66 @@ class Comparison:
                 writer.writerow((group.name, run.name, run.config.training.seed, value))
         return file.getvalue().encode()
 
-    def _latex(self) -> bytes:
-        """Return the table of pairs, or else of groups, for the package booktabs."""
-        header, rows = self.table() if self.pairs else self.group_table()
-        lines = [" & ".join(_in_latex(cell) for cell in row) + r" \\" for row in (header, *rows)]
-        begin = rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}"
-        parts = [begin, r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"]
-        return "\n".join([*parts, r"\end{tabular}", ""]).encode()
-
-    def _panels(self) -> dict[str, list[Line]]:
+    def _curves(self, x: str) -> list[Line]:
+        """Return the curve of each group by `x`, which is tokens or seconds."""
         colours = colours_of(group.name for group in self.groups)
-        panels: dict[str, list[Line]] = {"tokens": []}
-        for group in self.groups:
-            results = [result for run in group.runs if (result := run.result()) is not None]
-            if results:
-                line = seeds_line(group.name, results, "tokens", colours[group.name])
-                panels["tokens"].append(line)
-        return panels
+        return [seeds_line(g.name, g.results, x, colours[g.name]) for g in self.measured]
 
-    def _references(self) -> dict[str, float]:
-        """Return the known losses, if all groups have the same."""
-        return self.groups[0].runs[0].references() if self.measure == "val_loss" else {}
+    @property
+    def references(self) -> dict[str, float]:
+        """Return the known losses, if the measure is a loss and all groups have the same."""
+        if self.measure != "val_loss" or "val_sha256" in self.differences:
+            return {}
+        return next(group for group in self.groups if group.runs).shown.references()
 
     def _page(self) -> bytes:
         from attnlm.see.model_page import first_text, models_to_try
 
-        panels = self._panels()
-        runs = {group.name: group.runs[0] for group in self.groups}
+        references, per = self.references, "nats per token"
+        charts = {
+            f"Validation loss in {per} by {x}": chart_data(self._curves(x), references, x)
+            for x in ("tokens", "seconds")
+        }
+        runs = {group.name: group.shown for group in self.groups if group.runs}
         models = models_to_try(runs)
-        of = " of each tokenizer" if self.measure == BITS else ""
-        caption = f"Validation loss in nats per token{of}, by tokens"
-        prompt = first_text([*runs.values()])
-        charts = [chart_data(panels["tokens"], self._references(), "tokens")]
+        prompt = (self.plan and self.plan.prompt) or first_text([*runs.values()])
+        ideas = {n: i for n, run in runs.items() if (i := _IDEAS.get(run.config.spec.preset or ""))}
+        remarks = [re.sub(r"`(\w+)`", lambda word: flag(word[1]), one) for one in self.remarks()]
         return render(
-            "compare.html",
-            script="ladder_page.js",
-            data={"models": models, "prompt": prompt, "charts": charts},
-            heading=f"{' and '.join(runs)} compared",
-            verdict=self.verdict,
+            "comparison.html",
+            script="comparison_page.js",
+            data={"models": models, "prompt": prompt, "charts": [*charts.values()]},
+            found=self,
+            heading=f"{listed([*runs])} compared",
             models=models,
-            train_sha256=self.groups[0].runs[0].dataset.train_sha256,
-            again=shlex.join(["attnlm", "compare", *runs]),
-            version=attnlm.__version__,
-            caption=caption,
-            colours={line.label: line.colour for line in panels["tokens"]},
-            references=self._references(),
-            groups=self.group_table(),
-            pairs=self.table(),
-            settings=self.settings,
+            captions=[*charts],
+            colours=colours_of(group.name for group in self.groups),
+            references=references,
+            ideas=ideas,
+            remarks=remarks,
+            trained={g.name: run_verdict(g.shown, g.result) for g in self.measured},
             names=[*runs],
-            notes=self.notes,
+            differences=[
+                [k, *("" if v is None else v for v in row)] for k, row in self.differences.items()
+            ],
+            train_sha256=next(iter(runs.values())).dataset.train_sha256,
+            version=attnlm.__version__,
         )
+
+
+def _table(rows: Sequence[Mapping[str, str]]) -> Table:
+    """Return the names of the columns in which any row has a text, and the rows."""
+    columns = [
+        name for name in dict.fromkeys(itertools.chain(*rows)) if any(row.get(name) for row in rows)
+    ]
+    return columns, [[row.get(name, "") for name in columns] for row in rows]
+
+
+def _latex(header: list[str], rows: list[list[str]]) -> bytes:
+    lines = [" & ".join(map(_in_latex, row)) + r" \\" for row in (header, *rows)]
+    begin = rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}"
+    parts = [begin, r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"]
+    return "\n".join([*parts, r"\end{tabular}", ""]).encode()
 
 
 def _in_latex(text: str) -> str:

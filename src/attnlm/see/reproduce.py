@@ -53,13 +53,15 @@ def import_command(run: Run) -> str:
     return shlex.join([*words, *folder_flag(run.path.parent)])
 
 
-def ladder_command(plan: LadderPlan) -> str:
-    """Return the command that trains a ladder again, by steps unless its rungs have equal time."""
-    usual = Path(plan.dataset_path) == Path("data") / plan.dataset
-    dataset = plan.dataset if usual else plan.dataset_path
-    words = ["attnlm", "ladder", dataset, "--rungs", ",".join(plan.rungs)]
+def ladder_command(plan: LadderPlan, baseline: str | None = None) -> str:
+    """Return the command that trains a ladder again, by steps."""
+    dataset = plan.dataset
+    usual = Path(dataset.path) == Path("data") / dataset.name
+    words = ["attnlm", "ladder", dataset.name if usual else dataset.path]
+    words += ["--rungs", ",".join(plan.rungs)]
     names = ("steps", "eval_every", "seed", "seeds", "tune", "equal", "tokens", "eval_tokens")
-    for name in (*names, "threads", *(["budget"] if plan.steps is None else [])):
-        if getattr(plan, name) != fields_of(LadderPlan)[name].default:
-            words += [flag(name), str(getattr(plan, name))]
-    return shlex.join([*words, *(["--prompt", plan.prompt] if plan.prompt else [])])
+    given = {name: getattr(plan, name) for name in (*names, "threads", "prompt")}
+    for name, value in given.items():
+        if value != fields_of(LadderPlan)[name].default:
+            words += [flag(name), str(value)]
+    return shlex.join([*words, *([] if baseline is None else ["--baseline", baseline])])

@@ -27,17 +27,17 @@ Losses = Mapping[str, Mapping[Any, float]]
 
 @dataclass(frozen=True)
 class Pair:
-    """The comparison of a rung, or another group of runs, with a rival."""
+    """The comparison of a group of runs with a rival."""
 
-    rung: str
-    rival: str
+    groups: tuple[str, str]
+    """the group and its rival"""
     difference: float
-    """by how much the rung is better: the rival's mean loss minus the rung's; of accuracies, the
-    rung's mean minus the rival's"""
+    """by how much the group is better: the rival's mean loss minus the group's; of accuracies, the
+    group's mean minus the rival's"""
     interval: tuple[float, float] | None
     """of 95%, or more if there are other pairs; None for one seed"""
     verdict: str
-    """better or worse, if the interval excludes 0: the rung than its rival; `the same`, if losses
+    """better or worse, if the interval excludes 0: the group than its rival; `the same`, if losses
     differ by rounding only; else `not shown`"""
     seeds_needed: int | None
     """the seeds that show such a difference with a probability of 80%; None if it is shown, if its
@@ -82,25 +82,21 @@ def compare_pairs(
     same. Where losses `are_shares` of few answers, equal differences may be chance: they show no
     spread.
     """
+    names = sorted(losses, key=lambda name: name != baseline)  # the baseline comes first
     differences = {
-        (rung, rival): _difference(losses[rung], losses[rival])
-        for rival, rung in itertools.combinations(losses, 2)
+        (group, rival): _difference(losses[group], losses[rival])
+        for rival, group in itertools.combinations(names, 2)
     }
     differences = _moderated(differences, len(losses), baseline is not None)
     if baseline is not None:
-        others = [name for name in losses if name != baseline]
-        differences = {
-            (name, baseline): differences.get((name, baseline))
-            or _mirrored(differences[baseline, name])
-            for name in others
-        }
+        differences = {both: d for both, d in differences.items() if both[1] == baseline}
     compared = {}
     pairs_left = len(differences)
     is_shown = True
-    for names, d in sorted(differences.items(), key=lambda item: item[1].p):
+    for both, d in sorted(differences.items(), key=lambda item: item[1].p):
         otherwise = "the same" if d.is_rounding else "not shown"
         if not d.freedom or (are_shares and not d.error and not d.is_rounding):
-            compared[names] = Pair(*names, d.mean, None, otherwise, None, None, d.paired)
+            compared[both] = Pair(both, d.mean, None, otherwise, None, None, d.paired)
             continue
         tails = FALSE_CLAIMS / pairs_left
         is_shown = is_shown and d.p < tails
@@ -109,8 +105,8 @@ def compare_pairs(
         half = t_quantile(tails, d.freedom) * d.error
         needed = None if is_shown else _seeds_needed(d, tails)
         found = (d.mean - half, d.mean + half)
-        compared[names] = Pair(*names, d.mean, found, verdict, needed, d.p, d.paired)
-    return [compared[names] for names in differences]
+        compared[both] = Pair(both, d.mean, found, verdict, needed, d.p, d.paired)
+    return [compared[both] for both in differences]
 
 
 def interval_text(interval: tuple[float, float] | None, format: str = "z.4f") -> str:
@@ -131,31 +127,27 @@ def interval(values: Sequence[float], tails: float = FALSE_CLAIMS) -> tuple[floa
     return mean - half, mean + half
 
 
-def _difference(rung: Mapping[Any, float], rival: Mapping[Any, float]) -> _Difference:
-    if rung.keys() == rival.keys():
-        pairs = [(rung[key], rival[key]) for key in rung]
-        values = [0.0 if math.isclose(a, b, rel_tol=_ROUNDING) else b - a for a, b in pairs]
-        mean, n = statistics.fmean(values), len(values)
-        variance = statistics.variance(values) if n > 1 else 0.0
-        error = math.sqrt(variance / n)
-        return _Difference(mean, variance, error, n - 1, 1.0, True, not any(values))
-    groups = [list(rung.values()), list(rival.values())]
-    mean = statistics.fmean(groups[1]) - statistics.fmean(groups[0])
-    sizes = [len(group) for group in groups]
+def _difference(group: Mapping[Any, float], rival: Mapping[Any, float]) -> _Difference:
+    """Return the rival's mean minus the group's: of pairs, or as Welch does of two samples."""
+    paired = group.keys() == rival.keys()
+    samples = [[-loss for loss in group.values()], [*rival.values()]]
+    if paired:
+        pairs = [(group[key], rival[key]) for key in group]
+        samples = [[0.0 if math.isclose(a, b, rel_tol=_ROUNDING) else b - a for a, b in pairs]]
+    mean = math.fsum(map(statistics.fmean, samples))
+    is_rounding = paired and not any(samples[0])
+    sizes = [*map(len, samples)]
     if min(sizes) < 2:
-        return _Difference(mean, 0.0, 0.0, 0.0, 0.0, False, False)
-    variances = [statistics.variance(group) for group in groups]
-    parts = [v / n for v, n in zip(variances, sizes, strict=True)]
-    freedom = growth = sum(sizes) - 2.0
+        return _Difference(mean, 0.0, 0.0, 0.0, 0.0, paired, is_rounding)
+    variances = [*map(statistics.variance, samples)]
+    parts = [variance / n for variance, n in zip(variances, sizes, strict=True)]
+    freedom = growth = float(sum(sizes) - len(sizes))
     if any(parts):
         freedom = sum(parts) ** 2 / sum(p**2 / (n - 1) for p, n in zip(parts, sizes, strict=True))
-        growth = sum(variances) ** 2 / sum(v**2 for v in variances)
+        growth = sum(variances) ** 2 / sum(variance**2 for variance in variances)
     error = math.sqrt(sum(parts))
-    return _Difference(mean, sum(variances), error, freedom, growth, False, False)
-
-
-def _mirrored(difference: _Difference) -> _Difference:
-    return difference._replace(mean=-difference.mean)
+    # Rounded, so that it is the same whole number for all paired samples of one size.
+    return _Difference(mean, sum(variances), error, round(freedom, 9), growth, paired, is_rounding)
 
 
 def _moderated(

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import fnmatch
 import math
+import shlex
 import statistics
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.folders import folder_names
-from attnlm.base.setting_fields import Setting, quoted
+from attnlm.base.folders import flag, folder_names
+from attnlm.base.setting_fields import quoted
 from attnlm.base.suggestions import suggestion
 from attnlm.data.dataset import read_meta
 from attnlm.runs.ladder_plan import RECORD, read_plan
 from attnlm.runs.records import NOT_COMPARABLE
-from attnlm.runs.run import Run, open_run
+from attnlm.runs.run import Result, Run, open_run
 from attnlm.see.comparison import BITS, Comparison, Group, Target
-from attnlm.see.verdicts import Pair, compare_pairs, t_tails
+from attnlm.see.verdicts import compare_pairs, t_tails
 
 MEASURES = ("loss", "accuracy")
-_MAGIC = "*?["
 _BATCHES = ("batch_size", "block_size", "sampling", "stride", "loss_on", "examples_per_window")
 """settings that decide, with the seed and the data, which windows a step trains on"""
 
@@ -36,7 +36,7 @@ def compare(
 ) -> Comparison:
     """Compare groups of runs, and say whether one is better than another, or whether it was chance.
 
-        attnlm.compare("multi-head-001", "transformer-001").settings
+        attnlm.compare("multi-head-001", "transformer-001").differences
 
     A group is a run, a pattern of names, names with commas between them, or a list of runs. A
     ladder is a group for each of its rungs. With `by`, runs with equal values of this setting are a
@@ -59,17 +59,15 @@ def compare(
         raise UsageError(f"invalid value for `measure`: {quoted(measure)}", hint)
     if not groups:
         raise UsageError("no group of runs", "name runs, such as 'warm-*' 'cold-*', or a ladder")
-    named: dict[str, tuple[Run, ...]] = {}
+    words = []
+    named: dict[str, list[Run]] = {}
     for group in groups:
-        for name, runs in _members(group, root, is_alone=len(groups) == 1):
-            if name in named:
-                raise UsageError(f"the group {name} is named twice", "name each group once")
-            named[name] = runs
+        members = _members(group, root, is_alone=len(groups) == 1)
+        words.append(str(group) if isinstance(group, str | Path) else next(iter(members)))
+        named |= members
     if by is not None:
         named = _by_setting(named, by)
-    if baseline is not None and baseline not in named:
-        hint = suggestion(baseline, named, f"the groups are {', '.join(named)}")
-        raise UsageError(f"`baseline` {quoted(baseline)} is no group", hint)
+    check_baseline(baseline, named)
     if len(named) < 2 and target is None:
         raise UsageError(
             f"there is only one group: {next(iter(named))}",
@@ -82,64 +80,86 @@ def compare(
                 raise UsageError(
                     f"{run.name} is in two groups: {other} and {name}", "name each run once"
                 )
-    everything = [run for runs in named.values() for run in runs]
-    if target is None and len(everything) == len(named):
-        if measure != "loss" or baseline is not None:
-            raise UsageError(
-                "one run in each group gives no verdict",
-                "name runs of several seeds, or leave out `measure` and `baseline`",
-            )
-        return _compare_single(named)
-    for name, runs in named.items():
-        _check_group(name, runs, needs_seeds=len(everything) > len(named) > 1)
-    notes: list[str] = []
-    key = "accuracy" if measure == "accuracy" else _loss_key(everything, notes)
-    if target is not None and key != "val_loss":
-        raise UsageError(f"`target` is a loss, not {key}", "leave out `target` or `measure`")
-    compared = []
-    for name, runs in named.items():
-        values = tuple(_value(run, key) for run in runs)
-        reached = None if target is None else _target(runs, values, target)
-        compared.append(Group(name, runs, values, _common_settings(runs), reached))
-    losses = {g.name: _keyed(g, -1 if key == "accuracy" else 1) for g in compared}
-    pairs = compare_pairs(losses, baseline, are_shares=key == "accuracy")
-    notes += _notes_on_pairs(pairs, losses)
-    differing = _differing([group.settings for group in compared])
-    return Comparison(tuple(compared), tuple(pairs), key, differing, {}, {}, tuple(notes))
+    found = groups_of(named)
+    are_single = len(seen) == len(named)
+    if are_single and target is None and baseline is None and measure == "loss":
+        compared = Comparison(tuple(found), (), "val_loss")
+    else:
+        for one in found:
+            _check_group(one, needs_seeds=len(found) > 1 and not (are_single and target))
+        key = "accuracy" if measure == "accuracy" else _loss_key(found)
+        if target is not None and key != "val_loss":
+            raise UsageError(f"`target` is a loss, not {key}", "leave out `target` or `measure`")
+        compared = judged(found, key, baseline, target)
+    given = {"by": by, "baseline": baseline, "target": target, "measure": measure}
+    for name, value in given.items():
+        if value not in (None, "loss"):
+            words += [flag(name), str(value)]
+    return replace(compared, command=shlex.join(["attnlm", "compare", *words]))
 
 
-def _compare_single(named: Mapping[str, tuple[Run, ...]]) -> Comparison:
-    """Return the comparison of one run with each other one, which gives no verdict."""
-    runs = [run for (run,) in named.values()]
-    results = [run.result() for run in runs]
+def check_baseline(baseline: str | None, groups: Sequence[str] | Mapping[str, object]) -> None:
+    """Raise UsageError if `baseline` is given, and is not the name of a group."""
+    if baseline is not None and baseline not in groups:
+        hint = suggestion(baseline, groups, f"the groups are {', '.join(groups)}")
+        raise UsageError(f"`baseline` {quoted(baseline)} is no group", hint)
+
+
+def groups_of(named: Mapping[str, Sequence[Run]]) -> list[Group]:
+    """Return groups with the results of their runs, on the whole validation split or, if a run was
+    not measured on it, of the evaluations during training."""
+    results = {name: [run.result() for run in runs] for name, runs in named.items()}
+    is_whole = not any(result and result.part for of in results.values() for result in of)
+    groups = []
+    for name, runs in named.items():
+        known = [result for result in results[name] if result is not None]
+        if not is_whole:
+            known = [replace(result, whole={}) for result in known]
+        groups.append(Group(name, tuple(runs), tuple(known) if len(known) == len(runs) else ()))
+    return groups
+
+
+def judged(
+    groups: Sequence[Group],
+    key: str = "val_loss",
+    baseline: str | None = None,
+    target: float | None = None,
+) -> Comparison:
+    """Return the comparison of groups by the measure `key`, without asking whether it is fair.
+
+    Raises UsageError for a run without the measure.
+    """
+    sign = -1 if key == "accuracy" else 1
+    measured = []
+    keyed: dict[str, dict[tuple[Hashable, ...], float]] = {}
+    for group in groups:
+        group = replace(group, measure=key)
+        if None in group.values:
+            hint = "compare the loss, or train on questions with answers"
+            raise UsageError(f"{group.name} has no {key}", hint)
+        if group.failed is None:
+            keyed[group.name] = losses = {}
+            for run, value in zip(group.runs, group.values, strict=True):
+                settings = run.config.settings()
+                batches = (run.dataset.train_sha256, *(settings.get(name) for name in _BATCHES))
+                pairs_with = (run.config.training.seed, *batches)
+                if pairs_with in losses:  # other settings differ: it has no partner
+                    pairs_with = (*pairs_with, run.name)
+                losses[pairs_with] = sign * value
+            if target is not None:
+                group = replace(group, target=_target(group, target))
+        measured.append(group)
+    pairs = compare_pairs(keyed, baseline, are_shares=key == "accuracy")
     notes = []
-    if len({run.dataset.val_sha256 for run in runs}) > 1:
-        notes.append("the losses were measured on different validation splits")
-        if len({str(run.tokenizer.to_json()) for run in runs}) > 1:
-            notes.append("the tokenizers differ: compare bits per byte, not losses per token")
-    for run, result in zip(runs, results, strict=True):
-        if result is not None and result.part:
-            notes.append(f"the loss of {run.name} was measured on {result.part}")
-        if run.leaks:
-            notes.append(f"the loss of {run.name} is {NOT_COMPARABLE}")
-    groups = tuple(
-        Group(
-            name, (run,), () if result is None else (result.final.val_loss,), run.config.settings()
-        )
-        for (name, (run,)), result in zip(named.items(), results, strict=True)
-    )
-    values = [{"parameters": run.parameters} for run in runs]
-    for value, result in zip(values, results, strict=True):
-        value |= {} if result is None else result.facts()
-    return Comparison(
-        groups,
-        (),
-        "val_loss",
-        _differing([group.settings for group in groups]),
-        _differing([_data_of(run) for run in runs]),
-        _side_by_side(values),
-        tuple(notes),
-    )
+    if key == BITS:
+        notes.append("the tokenizers differ: losses are compared in bits per byte of the same text")
+    for pair in pairs:
+        if not pair.paired:
+            seeds = [{key[0] for key in keyed[name]} for name in pair.groups]
+            what = "batches" if seeds[0] == seeds[1] else "seeds"
+            both = " and ".join(pair.groups)
+            notes.append(f"{both} are compared by Welch's test: the {what} differ")
+    return Comparison(tuple(measured), tuple(pairs), key, tuple(notes))
 
 
 # --- Groups ---------------------------------------------------------------------------------------
@@ -147,115 +167,102 @@ def _compare_single(named: Mapping[str, tuple[Run, ...]]) -> Comparison:
 
 def _members(
     group: str | Path | Run | Sequence[str | Path | Run], root: Path, *, is_alone: bool
-) -> Iterator[tuple[str, tuple[Run, ...]]]:
-    """Yield the name and the runs of a group; of a ladder, of each rung.
+) -> dict[str, list[Run]]:
+    """Return the runs of a group by its name; of a ladder, those of each rung.
 
     The name of a rung begins with that of its ladder if there are other groups.
     """
-
-    def opened(name: str | Path | Run) -> Run:
-        return open_run(name, checkpoint_dir=root)
-
     if isinstance(group, Run):
-        yield group.name, (group,)
-    elif not isinstance(group, str | Path):
-        runs = tuple(map(opened, group))
-        if not runs:
-            raise UsageError("a group has no runs", "name its runs")
-        yield ", ".join(run.name for run in runs), runs
-    elif (folder := _ladder_folder(group, root)) is not None:
-        plan = read_plan(folder)
-        paths = plan.runs(folder)
-        for rung in plan.rungs:
-            if rung not in plan.failed:
-                places = [path.absolute() for (name, _), path in paths.items() if name == rung]
-                label = rung if is_alone else f"{folder.name}:{rung}"
-                yield label, tuple(map(opened, places))
-    elif any(character in str(group) for character in _MAGIC):
-        names = sorted(n for n in folder_names(root, "run") if fnmatch.fnmatchcase(n, str(group)))
-        if not names:
-            raise AttnlmError(f"no run in {root} matches {str(group)!r}", "attnlm list names them")
-        yield str(group), tuple(map(opened, names))
+        return {group.name: [group]}
+    name = str(group)
+    if isinstance(group, str | Path):
+        places = (root / name, Path(name))
+        if folder := next((place for place in places if (place / RECORD).is_file()), None):
+            plan = read_plan(folder)
+            return {
+                rung if is_alone else f"{folder.name}:{rung}": [
+                    open_run(p.absolute()) for p in paths
+                ]
+                for rung, paths in plan.runs(folder).items()
+                if rung not in plan.failed
+            }
+        if any(character in name for character in "*?["):
+            group = sorted(n for n in folder_names(root, "run") if fnmatch.fnmatchcase(n, name))
+            if not group:
+                raise AttnlmError(f"no run in {root} matches {name!r}", "attnlm list names them")
+        else:
+            group = [word.strip() for word in name.split(",")]
     else:
-        yield str(group), tuple(opened(name.strip()) for name in str(group).split(","))
+        name = ",".join(run.name if isinstance(run, Run) else str(run) for run in group)
+    if not group:
+        raise UsageError("a group has no runs", "name its runs")
+    return {name: [open_run(run, checkpoint_dir=root) for run in group]}
 
 
-def _ladder_folder(name: str | Path, root: Path) -> Path | None:
-    places = (root / name, Path(name))
-    return next((place for place in places if (place / RECORD).is_file()), None)
-
-
-def _by_setting(named: Mapping[str, tuple[Run, ...]], by: str) -> dict[str, tuple[Run, ...]]:
+def _by_setting(named: Mapping[str, Sequence[Run]], by: str) -> dict[str, list[Run]]:
     """Return groups of the runs with equal values of a setting."""
     by = by.removeprefix("--").replace("-", "_")
-    divided: dict[str, tuple[Run, ...]] = {}
+    divided: dict[str, list[Run]] = {}
     known: set[str] = set()
     for run in dict.fromkeys(run for runs in named.values() for run in runs):
         settings = run.config.settings()
         known |= settings.keys()
-        value = settings.get(by)
-        name = f"{by}={'default' if value is None else value}"
-        divided[name] = (*divided.get(name, ()), run)
+        divided.setdefault(f"{by}={settings.get(by, 'default')}", []).append(run)
     if by not in known:
         hint = suggestion(by, known, "attnlm train --help lists the settings")
         raise UsageError(f"no run has the setting {quoted(by)}", hint)
     return divided
 
 
-def _check_group(name: str, runs: Sequence[Run], *, needs_seeds: bool) -> None:
+def _check_group(group: Group, *, needs_seeds: bool) -> None:
     """Raise UsageError for a run that gives no fair loss, or a group without a spread."""
     seen: dict[object, Run] = {}
-    for run in runs:
+    for run in group.runs:
         if run.imported_from:
             raise UsageError(f"{run.name} was imported: it has no seed", "compare trained runs")
         if run.leaks:
             raise UsageError(f"the loss of {run.name} is {NOT_COMPARABLE}", "leave it out")
         if not run.is_finished:
             raise UsageError(f"{run.name} is not finished", f"attnlm train --resume {run.name}")
-        settings = run.config.settings()
-        same = tuple(sorted((key, str(value)) for key, value in settings.items()))
-        if (other := seen.setdefault(same, run)) is not run:
+        settings = tuple(sorted((key, str(v)) for key, v in run.config.settings().items()))
+        if (other := seen.setdefault(settings, run)) is not run:
             raise UsageError(
                 f"{other.name} and {run.name} have the same seed and settings",
-                f"leave one out of {name}",
+                f"leave one out of {group.name}",
             )
-    if needs_seeds and len(runs) < 2:
-        raise UsageError(f"{name} has one run, and so no spread", "train it with more seeds")
+    if needs_seeds and len(group.runs) < 2:
+        raise UsageError(f"{group.name} has one run, and so no spread", "train it with more seeds")
 
 
-# --- What is compared -----------------------------------------------------------------------------
-
-
-def _loss_key(runs: Sequence[Run], notes: list[str]) -> str:
+def _loss_key(groups: Sequence[Group]) -> str:
     """Return the measure for losses. Raises UsageError if they are of different data."""
-    first = runs[0]
-    for run in runs:
-        if _measured_on(run) != _measured_on(first):
-            raise UsageError(
-                f"{run.name} and {first.name} were measured on different validation splits, parts "
-                "of it or tokens in it",
-                "compare runs of one data set that are measured alike",
-            )
-    if all(run.dataset.val_sha256 == first.dataset.val_sha256 for run in runs):
-        return "val_loss"
-    for run in runs:
-        if _text_of(run) != _text_of(first):
-            raise UsageError(
-                f"{run.name} and {first.name} were measured on different validation splits",
-                "compare runs of one data set, or of the same text",
-            )
-    notes.append("the tokenizers differ, so losses are compared in bits per byte of the same text")
-    return BITS
+    runs = [
+        (run, result)
+        for group in groups
+        for run, result in zip(group.runs, group.results, strict=False)
+    ]
+
+    def unlike(of: Callable[[Run, Result], object]) -> Run | None:
+        """Return a run that differs from the first."""
+        first = of(*runs[0])
+        return next((run for run, result in runs if of(run, result) != first), None)
+
+    has_other_ids = unlike(lambda run, _: run.dataset.val_sha256)
+    if run := unlike(_measured_on) or (has_other_ids and unlike(_text_of)):
+        raise UsageError(
+            f"{run.name} and {runs[0][0].name} were measured on different validation splits, parts "
+            "of it or tokens in it",
+            "compare runs of one data set, or of the same text, that are measured alike",
+        )
+    return BITS if has_other_ids else "val_loss"
 
 
-def _measured_on(run: Run) -> object:
-    """Return what two runs must share so that their losses can be compared."""
-    result = run.result()
-    part = "" if result is None else result.part
-    return run.dataset.val_bytes, run.dataset.question_end, run.config.training.loss_on, part
+def _measured_on(run: Run, result: Result) -> object:
+    dataset = run.dataset
+    return dataset.val_bytes, dataset.question_end, run.config.training.loss_on, result.part
 
 
-def _text_of(run: Run) -> object:
+def _text_of(run: Run, _: Result) -> object:
     """Return what says which text a run was trained and measured on. Raises AttnlmError."""
     meta = read_meta(Path(run.dataset.path))
     if meta.val_sha256 != run.dataset.val_sha256:
@@ -265,97 +272,29 @@ def _text_of(run: Run) -> object:
     return meta.source_sha256, meta.val_source_sha256, meta.train_characters, meta.split
 
 
-def _value(run: Run, key: str) -> float:
-    result = run.result()
-    value: float | None = None if result is None else getattr(result.final, key)
-    if value is None:
-        raise UsageError(
-            f"{run.name} has no {key}", "compare the loss, or train on questions with answers"
-        )
-    return value
+# --- A target -------------------------------------------------------------------------------------
 
 
-def _keyed(group: Group, sign: int) -> dict[Hashable, float]:
-    """Return the measure of each run by its seed and batches; runs of one key are a pair."""
-    keyed: dict[Hashable, float] = {}
-    for run, value in zip(group.runs, group.values, strict=True):
-        settings = run.config.settings()
-        batches = (run.dataset.train_sha256, *(str(settings.get(name)) for name in _BATCHES))
-        key = (run.config.training.seed, *batches)
-        if key in keyed:  # other settings differ: it has no partner
-            key = (*key, run.name)
-        keyed[key] = sign * value
-    return keyed
-
-
-def _notes_on_pairs(
-    pairs: Sequence[Pair], losses: Mapping[str, Mapping[Hashable, float]]
-) -> Iterator[str]:
-    for pair in pairs:
-        if pair.paired:
-            continue
-        seeds = [{key[0] for key in losses[name]} for name in (pair.rung, pair.rival)]  # type: ignore[index]
-        reason = "the batches differ" if seeds[0] == seeds[1] else "the seeds differ"
-        yield f"{pair.rung} and {pair.rival} are compared by Welch's test: {reason}"
-
-
-def _settings_of(run: Run) -> dict[str, Setting]:
-    return {name: value for name, value in run.config.settings().items() if name != "seed"}
-
-
-def _common_settings(runs: Sequence[Run]) -> dict[str, Setting]:
-    first, *others = map(_settings_of, runs)
-    return {
-        name: value
-        for name, value in first.items()
-        if all(settings.get(name) == value for settings in others)
-    }
-
-
-def _data_of(run: Run) -> dict[str, Any]:
-    dataset = run.dataset
-    return {
-        "dataset": None if run.imported_from else dataset.name,
-        "train_sha256": dataset.train_sha256 or None,
-        "val_sha256": dataset.val_sha256 or None,
-        "tokenizer": run.tokenizer.name,
-        "vocab_size": run.vocab_size,
-        "parent": run.started_from or None,
-        "imported_from": run.imported_from or None,
-    }
-
-
-def _side_by_side(values: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ...]]:
-    names = dict.fromkeys(name for mapping in values for name in mapping)
-    return {name: tuple(mapping.get(name) for mapping in values) for name in names}
-
-
-def _differing(values: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ...]]:
-    every = _side_by_side(values)
-    return {name: each for name, each in every.items() if any(one != each[0] for one in each)}
-
-
-def _target(runs: Sequence[Run], values: Sequence[float], target: float) -> Target:
+def _target(group: Group, target: float) -> Target:
     p = None
-    if len(values) > 1:
-        mean, spread = statistics.fmean(values), statistics.stdev(values)
-        if spread:
-            t = (mean - target) / (spread / math.sqrt(len(values)))
-            tails = t_tails(t, len(values) - 1) / 2
+    if len(group.values) > 1:
+        excess = statistics.fmean(group.values) - target
+        p = float(excess > 0)
+        if spread := statistics.stdev(group.values):
+            t = excess / (spread / math.sqrt(len(group.values)))
+            tails = t_tails(t, len(group.values) - 1) / 2
             p = tails if t < 0 else 1 - tails
-        else:
-            p = float(mean > target)
-    return Target(p, tuple(_step_at(run, target) for run in runs))
+    return Target(p, tuple(_step_at(result, target) for result in group.results))
 
 
-def _step_at(run: Run, target: float) -> float | None:
+def _step_at(result: Result, target: float) -> float | None:
     """Return the step at which a run's loss was first at most `target`, between evaluations."""
-    before: tuple[int, float] | None = None
-    for record in run.evaluations():
+    before = None
+    for record in result.records:
         if record.val_loss <= target:
             if before is None:
                 return float(record.step)
-            share = (before[1] - target) / (before[1] - record.val_loss)
-            return before[0] + share * (record.step - before[0])
-        before = (record.step, record.val_loss)
+            share = (before.val_loss - target) / (before.val_loss - record.val_loss)
+            return before.step + share * (record.step - before.step)
+        before = record
     return None
