@@ -83,7 +83,7 @@ def show_tables(found: Comparison, stream: TextIO) -> None:
     if found.references:
         baselines = ", ".join(f"{name} {loss:z.4f}" for name, loss in found.references.items())
         console.say(f"baselines: {baselines} nats per token")
-    for sentence in found.remarks():
+    for sentence in found.notes:
         console.say(console.with_flags(sentence))
     for warning in found.warnings:
         console.say(f" {console.with_flags(warning)}", "not a fair comparison:", "yellow")

@@ -181,14 +181,13 @@ def _about(run: Run) -> dict[str, Any]:
 class Comparison:
     """Groups of runs, and the comparison of each with each earlier one or with a baseline.
 
-    `measure` is val_loss (nats per token), bits_per_byte or accuracy. `notes` say what one has to
-    know to read it. `command` makes it again. A ladder has its `plan`, and its folder as `path`.
+    `measure` is val_loss (nats per token), bits_per_byte or accuracy. `command` makes it again. A
+    ladder has its `plan`, and its folder as `path`.
     """
 
     groups: tuple[Group, ...]
     pairs: tuple[Pair, ...]
     measure: str
-    notes: tuple[str, ...] = ()
     command: str = ""
     plan: LadderPlan | None = None
     path: Path | None = None
@@ -373,20 +372,33 @@ class Comparison:
                     f"apart, and a loss fell by {fall:.3f} over the last fifth of training"
                 )
 
-    def remarks(self) -> list[str]:
-        """Return sentences on how the runs were made and compared."""
-        remarks = list(self.notes)
+    @property
+    def notes(self) -> list[str]:
+        """Sentences on how the runs were made and compared."""
+        return [*self._notes()]
+
+    def _notes(self) -> Iterator[str]:
+        if self.measure == BITS:
+            yield "the tokenizers differ: bits per byte of the same text are compared"
+        for group, rival in (pair.groups for pair in self.pairs if not pair.paired):
+            seeds = [
+                {run.config.training.seed for run in one.runs}
+                for one in self.groups
+                if one.name in (group, rival)
+            ]
+            what = "batches" if seeds[0] == seeds[1] else "seeds"
+            yield f"{group} and {rival} are compared by Welch's test: the {what} differ"
         for part in dict.fromkeys(group.result.part for group in self.measured):
             if part:
-                remarks.append(f"losses were measured on {part}")
+                yield f"losses were measured on {part}"
         if any(pair.interval for pair in self.pairs):
-            remarks.append(
+            yield (
                 "equal groups are called different in at most 5 of 100 comparisons: intervals are "
                 "95% by Student's t, and wider by Holm's method for several pairs"
             )
         if self.plan is not None:
-            remarks.append(_HELD[self.plan.equal])
-            remarks.append(
+            yield _HELD[self.plan.equal]
+            yield (
                 "each rung has its default learning rate, and may prefer another: `tune` "
                 "learning_rate finds one for each"
                 if self.plan.tune is None
@@ -395,8 +407,7 @@ class Comparison:
                 "training split, which measures the loss"
             )
             if self.plan.adapted:
-                remarks.append(f"so the rungs have {self.plan.adaptation}")
-        return remarks
+                yield f"so the rungs have {self.plan.adaptation}"
 
     # --- Files ------------------------------------------------------------------------------------
 
@@ -411,7 +422,7 @@ class Comparison:
             "comparisons": [asdict(pair) for pair in self.pairs],
             "verdict": self.verdict,
             "warnings": self.warnings,
-            "notes": self.remarks(),
+            "notes": self.notes,
             "ladder": self.plan and {"path": str(self.path), **asdict(self.plan)},
         }
 
@@ -468,7 +479,7 @@ class Comparison:
         models = models_to_try(runs)
         prompt = (self.plan and self.plan.prompt) or first_text([*runs.values()])
         ideas = {n: i for n, run in runs.items() if (i := _IDEAS.get(run.config.spec.preset or ""))}
-        remarks = [re.sub(r"`(\w+)`", lambda word: flag(word[1]), one) for one in self.remarks()]
+        notes = [re.sub(r"`(\w+)`", lambda word: flag(word[1]), one) for one in self.notes]
         return render(
             "comparison.html",
             script="comparison_page.js",
@@ -480,7 +491,7 @@ class Comparison:
             colours=colours_of(group.name for group in self.groups),
             references=references,
             ideas=ideas,
-            remarks=remarks,
+            notes=notes,
             trained={g.name: run_verdict(g.shown, g.result) for g in self.measured},
             names=[*runs],
             differences=[

@@ -150,16 +150,7 @@ def judged(
                 group = replace(group, target=_target(group, target))
         measured.append(group)
     pairs = compare_pairs(keyed, baseline, are_shares=key == "accuracy")
-    notes = []
-    if key == BITS:
-        notes.append("the tokenizers differ: losses are compared in bits per byte of the same text")
-    for pair in pairs:
-        if not pair.paired:
-            seeds = [{key[0] for key in keyed[name]} for name in pair.groups]
-            what = "batches" if seeds[0] == seeds[1] else "seeds"
-            both = " and ".join(pair.groups)
-            notes.append(f"{both} are compared by Welch's test: the {what} differ")
-    return Comparison(tuple(measured), tuple(pairs), key, tuple(notes))
+    return Comparison(tuple(measured), tuple(pairs), key)
 
 
 # --- Groups ---------------------------------------------------------------------------------------
