@@ -17,13 +17,13 @@ HEAD = "multi-head:attention={}/parts.py:Head:embed_dim=8:heads=2"
 EQUAL = ("bigram", "single-head", "average:embed_dim=32")
 LADDERS: dict[str, dict[str, Any]] = {
     "plain": {"rungs": ("bigram", "single-head")},
+    "own": {"rungs": ("bigram", HEAD)},
     "tuned": {
-        "rungs": ("bigram", HEAD, "single-head:learning_rate=0.02"),
+        "rungs": ("bigram", "single-head", "average:learning_rate=0.02"),
         "steps": 10,
         "tune": "learning_rate",
     },
     "equal parameters": {"rungs": EQUAL, "equal": "parameters"},
-    "equal flops": {"rungs": EQUAL, "equal": "flops"},
 }
 
 

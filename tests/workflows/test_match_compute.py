@@ -139,20 +139,6 @@ def test_parameters_that_a_rung_cannot_have_are_shown(ladders: Ladders, tmp_path
     assert f"parameters are not equal in all rungs: {fixed.name}{off}" in ladder.warnings
 
 
-def test_steps_of_equal_operations_are_shown(ladders: Ladders, tmp_path: Path) -> None:
-    ladder = ladders.whole("equal flops")
-    assert ladder.plan is not None
-    assert ladder.command.count("--equal flops") == 1
-    page = page_of(ladder, tmp_path)
-    assert "makes the steps that need as many FLOPs as the first with matmuls" in page
-    none, first, other = ladder.groups
-    assert none.flops == 0 and other.flops == pytest.approx(first.flops, rel=0.1)
-    header, rows = ladder.table()
-    steps = [f"{rung.result.last.step}" for rung in ladder.groups]
-    assert [row[header.index("steps")] for row in rows] == steps
-    assert steps == [f"{own['steps']}" for own in ladder.plan.adapted.values()]
-
-
 def test_a_difference_in_size_is_a_warning(ladders: Ladders, tmp_path: Path, fixed: Path) -> None:
     rungs = ("single-head:embed_dim=8", "single-head:embed_dim=32", f"{fixed}:Fixed")
     ladder = ladders.train(tmp_path, rungs=rungs, steps=2)

@@ -167,7 +167,7 @@ class Group:
 def _about(run: Run) -> dict[str, Any]:
     return {
         **run.config.settings(),
-        "dataset": None if run.imported_from else run.dataset.name,
+        "data": None if run.imported_from else run.dataset.name,
         "train_sha256": run.dataset.train_sha256 or None,
         "val_sha256": run.dataset.val_sha256 or None,
         "tokenizer": run.tokenizer.name,
