@@ -159,7 +159,7 @@ def test_two_runs_are_compared(project: Path) -> None:
     assert {name: run["val_loss"] for name, run in found.items()} == losses
     assert {run["step"] for run in found.values()} == {4} and not facts["notes"]
     shown = command("compare", "first", "second", cwd=project).stdout.splitlines()
-    assert shown[0].split() == ["differences", "first", "second"]
+    assert shown[0].split() == ["difference", "first", "second"]
     assert shown[1].split() == ["seed", "1", "2"]
     (project / "other.txt").write_text(FRUITS.upper()[::-1])
     command("prepare", "other.txt", cwd=project)

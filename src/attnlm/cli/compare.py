@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import attnlm
 from attnlm.cli import console, options
@@ -13,7 +13,6 @@ from attnlm.cli.options import (
     argument,
     option,
     output,
-    setting_text,
     shared,
     with_options,
 )
@@ -21,7 +20,6 @@ from attnlm.cli.options import (
 if TYPE_CHECKING:
     from attnlm.see.comparison import Comparison
 
-_SHOWN = 40  # characters of a value
 _FORMATS = (".html", ".png", ".svg", ".pdf", ".csv", ".tex")
 OUTPUT = output(
     "page, curves, table of runs or LaTeX table (.html .png .svg .pdf .csv .tex)", *_FORMATS
@@ -65,8 +63,8 @@ def compare(
     if json:
         console.print_json(facts)
         return
-    if rows := [[key, *map(_value_text, row)] for key, row in found.differences.items()]:
-        console.print_table(["differences", *(g.name for g in found.groups)], rows, ["differences"])
+    if found.differences:
+        console.print_table(*found.difference_table(), ["difference"])
         console.print_result("")
     show_tables(found, sys.stdout)
     if output is not None:
@@ -88,10 +86,3 @@ def show_tables(found: Comparison, stream: TextIO) -> None:
     for warning in found.warnings:
         console.say(f" {console.with_flags(warning)}", "not a fair comparison:", "yellow")
     console.say(found.verdict)
-
-
-def _value_text(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.5g}"
-    text = "–" if value is None else setting_text(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

@@ -15,8 +15,9 @@ from attnlm.cli.compare import OUTPUT, show_tables
 from attnlm.cli.event_printer import Display
 from attnlm.cli.options import decode_argument, option, shared, with_options
 from attnlm.config.training import TrainingConfig
+from attnlm.config.variants import variant
 from attnlm.model.architecture import MODELS
-from attnlm.runs.ladder_plan import EQUAL, REPAIR, check_rungs
+from attnlm.runs.ladder_plan import EQUAL, REPAIR
 
 _TRAINING = ("budget", "steps", "eval_every", "eval_tokens", "threads", "seed")
 
@@ -69,8 +70,8 @@ def ladder(
     **settings: Any,
 ) -> None:
     """Train several models on the same batches and compare them."""
-    if rungs is not None:
-        check_rungs([rung.strip() for rung in rungs.split(",")])
+    for named in () if rungs is None else rungs.split(","):
+        variant(named)  # before PyTorch is loaded
     if resume is None:
         find_folder(dataset, Path(settings["data_dir"]), kind="data set")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import Any
@@ -17,7 +17,7 @@ from attnlm.base.setting_fields import check_value, fields_of, quoted, type_of
 from attnlm.base.suggestions import suggestion
 from attnlm.config.settings import check_files, resolve
 from attnlm.config.training import TrainingConfig
-from attnlm.config.variants import SHARED, named_codes, variant
+from attnlm.config.variants import SHARED, variant
 from attnlm.model.own_specs import CODE, PREFIX
 from attnlm.runs.records import DatasetFacts
 
@@ -162,9 +162,3 @@ def read_plan(path: Path) -> LadderPlan:
     except UsageError as error:
         raise AttnlmError(f"{path} is not valid: {error.message}", hint) from None
     return plan
-
-
-def check_rungs(rungs: Sequence[str]) -> None:
-    """Raise UsageError if `rungs` are invalid. Other settings of the plan need not be known yet."""
-    dataset, codes = DatasetFacts(name=""), named_codes(rungs)
-    LadderPlan(dataset=dataset, rungs=tuple(rungs), seed=0, codes=codes).check()

@@ -131,6 +131,16 @@ class Group:
         return self.runs[self.results.index(self.result) if self.results else 0]
 
     @property
+    def idea(self) -> str:
+        """A sentence on the model; "" for a model of the user's."""
+        return _IDEAS.get(self.shown.config.spec.preset or "", "")
+
+    @property
+    def verdict(self) -> str:
+        """A sentence on how the training of `shown` went."""
+        return run_verdict(self.shown, self.result)
+
+    @property
     def flops(self) -> int:
         """The floating-point operations of `shown`: matmuls, forward and backward."""
         costs = self.shown.config.spec.costs(self.shown.vocab_size)
@@ -212,6 +222,14 @@ class Comparison:
         return {k: row for k, row in rows.items() if any(value != row[0] for value in row)}
 
     # --- Tables and conclusions -------------------------------------------------------------------
+
+    def difference_table(self) -> Table:
+        """Return the names of the groups, and a row for each of `differences`."""
+        rows = [
+            [key, *("" if value is None else _short(value) for value in row)]
+            for key, row in self.differences.items()
+        ]
+        return ["difference", *(group.name for group in self.groups if group.runs)], rows
 
     def table(self) -> Table:
         """Return the names of the columns, and a row for each group."""
@@ -478,7 +496,6 @@ class Comparison:
         runs = {group.name: group.shown for group in self.groups if group.runs}
         models = models_to_try(runs)
         prompt = (self.plan and self.plan.prompt) or first_text([*runs.values()])
-        ideas = {n: i for n, run in runs.items() if (i := _IDEAS.get(run.config.spec.preset or ""))}
         notes = [re.sub(r"`(\w+)`", lambda word: flag(word[1]), one) for one in self.notes]
         return render(
             "comparison.html",
@@ -490,16 +507,14 @@ class Comparison:
             captions=[*charts],
             colours=colours_of(group.name for group in self.groups),
             references=references,
-            ideas=ideas,
             notes=notes,
-            trained={g.name: run_verdict(g.shown, g.result) for g in self.measured},
-            names=[*runs],
-            differences=[
-                [k, *("" if v is None else v for v in row)] for k, row in self.differences.items()
-            ],
             train_sha256=next(iter(runs.values())).dataset.train_sha256,
             version=attnlm.__version__,
         )
+
+
+def _short(value: object) -> str:
+    return f"{value:.5g}" if isinstance(value, float) else f"{value}"[:40]
 
 
 def _table(rows: Sequence[Mapping[str, str]]) -> Table:
