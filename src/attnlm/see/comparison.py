@@ -132,8 +132,9 @@ class Group:
 
     @property
     def idea(self) -> str:
-        """A sentence on the model; "" for a model of the user's."""
-        return _IDEAS.get(self.shown.config.spec.preset or "", "")
+        """A sentence on the model; "" for own code, and without runs."""
+        config = self.shown.config if self.runs else None
+        return "" if config is None or config.codes else _IDEAS.get(config.spec.preset or "", "")
 
     @property
     def verdict(self) -> str:
