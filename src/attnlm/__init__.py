@@ -93,7 +93,6 @@ if TYPE_CHECKING:
     from attnlm.see.attend import attend as attend
     from attnlm.see.comparison import Comparison as Comparison
     from attnlm.see.comparison import Group as Group
-    from attnlm.see.comparison import Target as Target
     from attnlm.see.heads import HeadsOverTraining as HeadsOverTraining
     from attnlm.see.heads import HeadsReport as HeadsReport
     from attnlm.see.heads import heads as heads
@@ -151,7 +150,7 @@ _NAMES = {
     "runs.manage": "RunEntry list_runs",
     "runs.run": "Run open_run",
     "see.attend": "Attention attend",
-    "see.comparison": "Comparison Group Target",
+    "see.comparison": "Comparison Group",
     "see.heads": "HeadsOverTraining HeadsReport heads heads_over_training",
     "see.patch": "Patching patch",
     "see.progress_bar": "ProgressBar",

@@ -34,7 +34,7 @@ from attnlm.see.curves import (
     seeds_line,
 )
 from attnlm.see.page import render
-from attnlm.see.verdicts import Pair, interval, interval_text
+from attnlm.see.verdicts import Pair, interval, interval_text, p_at_most
 
 BITS = "bits_per_byte"
 Table = tuple[list[str], list[list[str]]]
@@ -65,29 +65,6 @@ _HELD = {
 
 
 @dataclass(frozen=True)
-class Target:
-    """How the losses of a group compare with a target."""
-
-    p: float | None
-    """the probability of such a mean, or a lower one, if the true mean were the target; None for
-    one run"""
-    reached: tuple[float | None, ...]
-    """the step at which each run reached the target, by interpolation; None if it never did"""
-
-    @property
-    def mean(self) -> float | None:
-        """The mean of `reached`, or None if a run never reached the target."""
-        steps = [step for step in self.reached if step is not None]
-        return statistics.fmean(steps) if len(steps) == len(self.reached) else None
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """The 95% interval of `mean`; None for one run, and without a mean."""
-        steps = [step for step in self.reached if step is not None]
-        return interval(steps) if len(steps) == len(self.reached) > 1 else None
-
-
-@dataclass(frozen=True)
 class Group:
     """Runs that differ in nothing but their seeds, or in what does not matter here.
 
@@ -99,7 +76,8 @@ class Group:
     results: tuple[Result, ...] = ()
     """the results of each run; empty if a run was never evaluated"""
     measure: str = "val_loss"
-    target: Target | None = None
+    target: float | None = None
+    """a loss, in nats per token"""
     text: str | None = None
     """of a rung, how its run `shown` continues the ladder's prompt"""
     failed: str | None = None
@@ -119,6 +97,25 @@ class Group:
     def interval(self) -> tuple[float, float] | None:
         """The 95% interval of the mean; None for one run."""
         return interval(self.values) if len(self.values) > 1 else None
+
+    @property
+    def p(self) -> float | None:
+        """The probability of such a mean, or a lower one, if the true mean were the target; None
+        for one run, and without a target."""
+        if self.target is None or len(self.values) < 2:
+            return None
+        return p_at_most(self.values, self.target)
+
+    @property
+    def reached(self) -> list[float | None]:
+        """The step at which each run reached the target, by interpolation; None if it never did."""
+        return [_step_at(r, self.target) for r in self.results if self.target is not None]
+
+    @property
+    def steps_to_target(self) -> list[float]:
+        """The same steps; empty if a run never reached the target."""
+        steps = [step for step in self.reached if step is not None]
+        return steps if len(steps) == len(self.reached) else []
 
     @property
     def result(self) -> Result:
@@ -161,16 +158,15 @@ class Group:
             if result is not None:
                 about |= {**result.facts(), "accuracy": result.final.accuracy}
             runs[run.name] = about
-        target = self.target and {
-            **asdict(self.target),
-            "reached_mean": self.target.mean,
-            "reached_interval": self.target.interval,
-        }
+        steps = self.steps_to_target
         return {
             **{name: getattr(self, name) for name in ("name", "failed", "text", "mean")},
             "mean_interval": self.interval,
             "flops": self.flops if self.results else None,
-            "target": target,
+            "p_of_target": self.p,
+            "reached": self.reached,
+            "reached_mean": statistics.fmean(steps) if steps else None,
+            "reached_interval": interval(steps) if len(steps) > 1 else None,
             "runs": runs,
         }
 
@@ -254,12 +250,12 @@ class Comparison:
             if group.runs:
                 row["parameters"] = f"{group.shown.parameters:,}{unequal.get(group.name, '')}"
                 row["runs"] = f"{len(group.runs)}"
-            if (target := group.target) is not None:
-                mean, never = target.mean, f"{target.reached.count(None)} never"
+            if group.target is not None:
+                steps, never = group.steps_to_target, group.reached.count(None)
                 row |= {
-                    "p of target": "" if target.p is None else f"{target.p:.2g}",
-                    "steps to it": never if mean is None else f"{mean:,.0f}",
-                    "their interval": interval_text(target.interval, ",.0f"),
+                    "p of target": "" if group.p is None else f"{group.p:.2g}",
+                    "steps to it": f"{statistics.fmean(steps):,.0f}" if steps else f"{never} never",
+                    "their interval": interval_text(interval(steps), ",.0f") if steps[1:] else "",
                 }
         return _table(rows)
 
@@ -285,9 +281,9 @@ class Comparison:
     def verdict(self) -> str:
         """The conclusions in words: the best group, and how it differs from each other."""
         words = [
-            f"{group.name}: the probability of such a mean at the target is {group.target.p:.2g}"
+            f"{group.name}: the probability of such a mean at the target is {group.p:.2g}"
             for group in self.groups
-            if group.target is not None and group.target.p is not None
+            if group.p is not None
         ]
         if not (measured := self.measured):
             return "no run was evaluated"
@@ -512,6 +508,19 @@ class Comparison:
             train_sha256=next(iter(runs.values())).dataset.train_sha256,
             version=attnlm.__version__,
         )
+
+
+def _step_at(result: Result, target: float) -> float | None:
+    """Return the step at which a run's loss was first at most `target`, between evaluations."""
+    before = None
+    for record in result.records:
+        if record.val_loss <= target:
+            if before is None:
+                return float(record.step)
+            share = (before.val_loss - target) / (before.val_loss - record.val_loss)
+            return before.step + share * (record.step - before.step)
+        before = record
+    return None
 
 
 def _short(value: object) -> str:

@@ -127,6 +127,16 @@ def interval(values: Sequence[float], tails: float = FALSE_CLAIMS) -> tuple[floa
     return mean - half, mean + half
 
 
+def p_at_most(values: Sequence[float], target: float) -> float:
+    """Return the probability that at least two draws from a normal distribution have such a mean,
+    or a lower one, if the mean of the distribution is `target`."""
+    excess = statistics.fmean(values) - target
+    if not (spread := statistics.stdev(values)):
+        return float(excess > 0)
+    tails = t_tails(excess / spread * math.sqrt(len(values)), len(values) - 1) / 2
+    return tails if excess < 0 else 1 - tails
+
+
 def _difference(group: Mapping[Any, float], rival: Mapping[Any, float]) -> _Difference:
     """Return the rival's mean minus the group's: of pairs, or as Welch does of two samples."""
     paired = group.keys() == rival.keys()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-import math
 import shlex
-import statistics
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +16,8 @@ from attnlm.data.dataset import read_meta
 from attnlm.runs.ladder_plan import RECORD, read_plan
 from attnlm.runs.records import NOT_COMPARABLE
 from attnlm.runs.run import Result, Run, open_run
-from attnlm.see.comparison import BITS, Comparison, Group, Target
-from attnlm.see.verdicts import compare_pairs, t_tails
+from attnlm.see.comparison import BITS, Comparison, Group
+from attnlm.see.verdicts import compare_pairs
 
 MEASURES = ("loss", "accuracy")
 _BATCHES = ("batch_size", "block_size", "sampling", "stride", "loss_on", "examples_per_window")
@@ -86,7 +84,9 @@ def compare(
         compared = Comparison(tuple(found), (), "val_loss")
     else:
         for one in found:
-            _check_group(one, needs_seeds=len(found) > 1 and not (are_single and target))
+            _check_group(
+                one, needs_seeds=len(found) > 1 and not (are_single and target is not None)
+            )
         key = "accuracy" if measure == "accuracy" else _loss_key(found)
         if target is not None and key != "val_loss":
             raise UsageError(f"`target` is a loss, not {key}", "leave out `target` or `measure`")
@@ -133,7 +133,7 @@ def judged(
     measured = []
     keyed: dict[str, dict[tuple[Hashable, ...], float]] = {}
     for group in groups:
-        group = replace(group, measure=key)
+        group = replace(group, measure=key, target=target)
         if None in group.values:
             hint = "compare the loss, or train on questions with answers"
             raise UsageError(f"{group.name} has no {key}", hint)
@@ -146,8 +146,6 @@ def judged(
                 if pairs_with in losses:  # other settings differ: it has no partner
                     pairs_with = (*pairs_with, run.name)
                 losses[pairs_with] = sign * value
-            if target is not None:
-                group = replace(group, target=_target(group, target))
         measured.append(group)
     pairs = compare_pairs(keyed, baseline, are_shares=key == "accuracy")
     return Comparison(tuple(measured), tuple(pairs), key)
@@ -261,31 +259,3 @@ def _text_of(run: Run, _: Result) -> object:
             f"the data set of {run.name} has changed since", "prepare it again, or compare others"
         )
     return meta.source_sha256, meta.val_source_sha256, meta.train_characters, meta.split
-
-
-# --- A target -------------------------------------------------------------------------------------
-
-
-def _target(group: Group, target: float) -> Target:
-    p = None
-    if len(group.values) > 1:
-        excess = statistics.fmean(group.values) - target
-        p = float(excess > 0)
-        if spread := statistics.stdev(group.values):
-            t = excess / (spread / math.sqrt(len(group.values)))
-            tails = t_tails(t, len(group.values) - 1) / 2
-            p = tails if t < 0 else 1 - tails
-    return Target(p, tuple(_step_at(result, target) for result in group.results))
-
-
-def _step_at(result: Result, target: float) -> float | None:
-    """Return the step at which a run's loss was first at most `target`, between evaluations."""
-    before = None
-    for record in result.records:
-        if record.val_loss <= target:
-            if before is None:
-                return float(record.step)
-            share = (before.val_loss - target) / (before.val_loss - record.val_loss)
-            return before.step + share * (record.step - before.step)
-        before = record
-    return None
