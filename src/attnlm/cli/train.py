@@ -59,7 +59,8 @@ def train(
     ),
     name: str | None,
     exist_ok: bool = switch(
-        "accept a finished run of that name if its configuration is the same", "--exist-ok"
+        "take the run of that name if it has this configuration, and resume it if it is unfinished",
+        "--exist-ok",
     ),
     set_: list[str] | None,
     force: bool = switch("train also a model that sees later tokens", "--force"),

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from attnlm.base import clock
-from attnlm.base.atomic_folders import workspace
+from attnlm.base.atomic_folders import delete_folder, workspace
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import explaining_os_errors
@@ -81,8 +81,8 @@ def train(
     (device, dtype, threads, compile, …) can be changed. `start_from` begins a new run with the
     model of another run and the weights of its `checkpoint` (auto, best, last or a kept step); the
     data must have the same tokenizer, and the training settings are new. If a run called `name`
-    exists, train raises AttnlmError; but if `exist_ok` is True, train returns the existing run,
-    provided that it is finished and has this configuration and data set.
+    exists, train raises AttnlmError; but if `exist_ok` is True and the run has this configuration
+    and data set, train returns it if it is finished, and resumes it if not.
     A model with own code whose logits depend on later tokens is trained only if `force` is True.
     The hashes of .bin files over 1 GiB are checked only if `verify` is True. `budget`
     is the time for the whole call; the learning rate and the evaluations then depend on the time
@@ -97,15 +97,12 @@ def train(
     saves the last complete step and raises Interrupted, a KeyboardInterrupt. So `on_event` can stop
     training in the main thread: `signal.raise_signal(signal.SIGINT)`.
     """
-    with (
-        _opened_call(checkpoint_dir, data_dir, verify, log, on_event) as call,
-        contextlib.ExitStack() as stack,
-    ):
+    with _opened_call(Path(checkpoint_dir), Path(data_dir), verify, log, on_event) as call:
         processes = call.processes
         if processes.count > 1:
             settings = {"processes": processes.count, **settings}
         if not processes.is_main:
-            job = _joined_job(call)
+            job = _received_job(call)
         elif resume is not None:
             check_resume(
                 settings,
@@ -117,44 +114,16 @@ def train(
                 exist_ok=exist_ok,
                 force=force,
             )
-            job = stack.enter_context(_resumed_job(call, resume, settings))
+            job = _resumed_job(call, open_saved_run(resume, checkpoint_dir), settings)
         else:
             parent = None
             if start_from is not None:
                 parent = open_run(start_from, checkpoint_dir=checkpoint_dir)
             request = resolve_new(settings, recipe, parent)
-            new = _new_job(call, request, dataset, parent, checkpoint, name, exist_ok, force)
-            job = stack.enter_context(new)
-        if job.work is None:
-            return job.run
-        run, (data, device), training = job.run, job.work, job.run.config.training
-        use_precision(device)
-        state = load_or_init_state(run, device, job.is_fresh, processes)
-        left = None
-        if training.budget is not None:
-            left = BudgetClock.of((1 - state.progress) * training.budget, call.began)
-        sample_tokens = affordable_sample_tokens(run.config, run.vocab_size)
-        run = fit(
-            run,
-            data,
-            state,
-            on_event=call.on_event,
-            take_snapshot=functools.partial(take_snapshot, data, sample_tokens),
-            clock=left,
-            processes=processes,
-            on_step=on_step if processes.is_main else None,
-        )
-        if not processes.is_main:
-            return run
-        if run.config.codes:
-            # What it computes no longer changes with a notebook.
-            run = open_run(run.name, checkpoint_dir=run.path.parent)
-        if training.budget is not None and state.step < FEW_STEPS:
-            made = "1 step was" if state.step == 1 else f"{state.step} steps were"
-            better = "use a smaller model, a smaller `batch_size` or a longer `budget`"
-            call.on_event(Note(f"only {made} made in {duration(training.budget)}: {better}"))
-        measure_on_whole(run, data, call.on_event)
-        return run
+            job = _new_job(call, request, dataset, parent, checkpoint, name, exist_ok, force)
+        if processes.is_main:
+            announce(processes, job)
+        return job.run if job.work is None else _trained(call, job, *job.work, on_step)
 
 
 train.__doc__ = f"""{inspect.cleandoc(train.__doc__ or "")}
@@ -180,6 +149,8 @@ class _Call:
     processes: Processes
     on_event: OnEvent
     """the listener of rank 0, which also draws the curve and logs; the others' does nothing"""
+    until_end: contextlib.ExitStack
+    """holds the lock of the run until the call ends"""
 
 
 class Job(NamedTuple):
@@ -194,8 +165,8 @@ class Job(NamedTuple):
 
 @contextlib.contextmanager
 def _opened_call(
-    checkpoint_dir: str | Path,
-    data_dir: str | Path,
+    checkpoint_dir: Path,
+    data_dir: Path,
     verify: bool,
     log: str | Sequence[str] | None,
     on_event: OnEvent | None,
@@ -211,21 +182,54 @@ def _opened_call(
             logs = LogListener(CurveDrawer(on_event or ignore), tools)
             listener = stack.enter_context(contextlib.closing(logs))
         stack.enter_context(torch_settings_restored())
-        yield _Call(Path(checkpoint_dir), Path(data_dir), verify, began, processes, listener)
+        yield _Call(checkpoint_dir, data_dir, verify, began, processes, listener, stack)
 
 
-def announce(processes: Processes, job: Job) -> Job:
-    """Tell the other processes what they need to know of a job, and return it."""
+def _trained(
+    call: _Call, job: Job, dataset: Dataset, device: Device, on_step: OnStep | None
+) -> Run:
+    """Train the run of a job to its end, and return it as it is then."""
+    run, processes, training = job.run, call.processes, job.run.config.training
+    use_precision(device)
+    state = load_or_init_state(run, device, job.is_fresh, processes)
+    left = None
+    if training.budget is not None:
+        left = BudgetClock.of((1 - state.progress) * training.budget, call.began)
+    sample_tokens = affordable_sample_tokens(run.config, run.vocab_size)
+    run = fit(
+        run,
+        dataset,
+        state,
+        on_event=call.on_event,
+        take_snapshot=functools.partial(take_snapshot, dataset, sample_tokens),
+        clock=left,
+        processes=processes,
+        on_step=on_step if processes.is_main else None,
+    )
+    if not processes.is_main:
+        return run
+    if run.config.codes:
+        # What it computes no longer changes with a notebook.
+        run = open_run(run.name, checkpoint_dir=run.path.parent)
+    if training.budget is not None and state.step < FEW_STEPS:
+        made = "1 step was" if state.step == 1 else f"{state.step} steps were"
+        better = "use a smaller model, a smaller `batch_size` or a longer `budget`"
+        call.on_event(Note(f"only {made} made in {duration(training.budget)}: {better}"))
+    measure_on_whole(run, dataset, call.on_event)
+    return run
+
+
+def announce(processes: Processes, job: Job) -> None:
+    """Tell the other processes what they need to know of a job."""
     run = job.run
     for own in run.config.codes:  # the other processes run what they receive
         own.check_call(run.config.arguments_of(own))
     code = [(own.name, own.content().decode()) for own in run.config.codes]
     told = str(run.path), run.content(), code, job.is_fresh, job.work is None
     processes.broadcast_object(told)
-    return job
 
 
-def _joined_job(call: _Call) -> Job:
+def _received_job(call: _Call) -> Job:
     """Wait for the job that rank 0 announces, and return this process's part of it.
 
     Raises AttnlmError if the data set is missing or differs.
@@ -257,7 +261,6 @@ def _check_launched(training: TrainingConfig, processes: Processes) -> None:
 # --- A new run ------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
 def _new_job(
     call: _Call,
     request: Request,
@@ -267,23 +270,24 @@ def _new_job(
     name: str | None,
     exist_ok: bool,
     force: bool,
-) -> Iterator[Job]:
-    """Create a run, and yield its job; or yield that of the finished run that `exist_ok` accepts.
+) -> Job:
+    """Create a run and return its job; `parent` is the run to start from, the rest as in `train`.
 
-    `parent` is the run to start from. Other arguments are as in `train`.
+    With `exist_ok`, return the job of the run called `name`, if there is one.
     """
-    existing = None
-    if name is not None:
-        check_name(name)
-        existing = path if (path := call.checkpoint_dir / name).exists() else None
     if checkpoint != "auto" and parent is None:
         raise UsageError(
             "`checkpoint` needs `start_from`: it selects the weights of that run",
             "use both or neither",
         )
     _check_launched(request.config.training, call.processes)
-    if name is not None and not (existing and exist_ok):
-        check_name_is_free(name, call.checkpoint_dir)
+    existing = None
+    if name is not None:
+        check_name(name)
+        existing = call.checkpoint_dir / name if exist_ok else None
+        if existing is None or not existing.is_dir():
+            check_name_is_free(name, call.checkpoint_dir)
+            existing = None
     data = open_dataset(dataset, data_dir=call.data_dir, verify=call.verify)
     if parent is not None and existing is None:
         check_tokenizer(parent, data)
@@ -291,16 +295,12 @@ def _new_job(
     record = None if parent is None else parent_record(parent, checkpoint)
     if existing is not None:
         run = open_run(existing.name, checkpoint_dir=existing.parent)
-        check_same(run, request, data, record)
-        if not run.is_finished:
-            raise AttnlmError(
-                f"a run called {run.name} exists, but it is not finished",
-                f"resume it: {resume_command(run.path)}",
-            )
-        has_all = "exists, is finished, and has this configuration: nothing to train"
-        call.on_event(Note(f"{run.name} {has_all}"))
-        yield announce(call.processes, Job(run, None, is_fresh=False))
-        return
+        _check_same(run, request, data, record)
+        if run.last.exists():
+            return _taken_job(call, run, data)
+        with run.training_lock():
+            pass  # no other process trains it
+        delete_folder(run.path)  # nothing was saved yet: start again
     leaks = refuse_leaks(request.config, data.vocab_size, force)
     config, device = complete_config(request, data, call.began, call.on_event)
     with explaining_os_errors(call.checkpoint_dir, ", or name another `checkpoint_dir`"):
@@ -313,8 +313,9 @@ def _new_job(
             parent=record,
             leaks=leaks,
         )
-    with _removing_if_unused(run), run.training_lock():
-        yield announce(call.processes, Job(run, (data, device), is_fresh=True))
+    call.until_end.enter_context(_removing_if_unused(run))
+    call.until_end.enter_context(run.training_lock())
+    return Job(run, (data, device), is_fresh=True)
 
 
 def refuse_leaks(config: Config, vocab_size: int, force: bool) -> str:
@@ -381,30 +382,43 @@ def open_saved_run(resume: str | Path | Run, checkpoint_dir: str | Path) -> Run:
     return run
 
 
-@contextlib.contextmanager
+def _taken_job(call: _Call, run: Run, dataset: Dataset) -> Job:
+    """Return the job of a run that has the requested configuration: to resume it, or nothing."""
+    if not run.is_finished:
+        return _resumed_job(call, run, {}, dataset)
+    run.evaluations_until(run.facts(run.last).step)  # raises if some are missing
+    call.on_event(Note(f"{run.name} is finished, and has this configuration: nothing to train"))
+    return Job(run, None, is_fresh=False)
+
+
 def _resumed_job(
-    call: _Call, resume: str | Path | Run, settings: Mapping[str, Setting]
-) -> Iterator[Job]:
-    """Open a run as it was last saved, record the settings that changed, and yield its job."""
-    run = open_saved_run(resume, call.checkpoint_dir)
-    with run.training_lock():
-        saved = run.facts(run.last)
-        config, dataset, device = open_rest(
-            run, saved, settings, call.data_dir, call.verify, call.on_event
-        )
-        _check_launched(config.training, call.processes)
-        with explaining_os_errors(run.path, f", then: {resume_command(run.path)}"):
-            run.discard_after(saved.evaluated_step, saved.step)
-            if config != run.config:
-                run = replace(run, config=config)
-                run.save_config()
-        yield announce(call.processes, Job(run, (dataset, device), is_fresh=False))
+    call: _Call, run: Run, settings: Mapping[str, Setting], dataset: Dataset | None = None
+) -> Job:
+    """Lock a run, record the settings that changed, and return its job.
+
+    Of `dataset`, an open data set with the run's ids, the run records the path if its own is gone.
+    """
+    call.until_end.enter_context(run.training_lock())
+    saved = run.facts(run.last)
+    rest = open_rest(run, saved, settings, dataset, call.data_dir, call.verify, call.on_event)
+    config, dataset, device = rest
+    _check_launched(config.training, call.processes)
+    with explaining_os_errors(run.path, f", then: {resume_command(run.path)}"):
+        run.discard_after(saved.evaluated_step, saved.step)
+        facts = run.dataset
+        if not Path(facts.path).exists():
+            facts = replace(facts, path=str(dataset.path.absolute()))
+        if (config, facts) != (run.config, run.dataset):
+            run = replace(run, config=config, dataset=facts)
+            run.save_config()
+    return Job(run, (dataset, device), is_fresh=False)
 
 
 def open_rest(
     run: Run,
     saved: CheckpointFacts,
     settings: Mapping[str, Setting],
+    dataset: Dataset | None,
     data_dir: str | Path,
     verify: bool,
     on_event: OnEvent,
@@ -414,7 +428,7 @@ def open_rest(
     device = choose_device(config.training.device, config.training.dtype)
     if "device" not in settings:
         device = replace(device, reason="recorded in the run")
-    dataset = open_dataset_of(run, Path(data_dir), verify=verify)
+    dataset = dataset or open_dataset_of(run, Path(data_dir), verify=verify)
     _check_steps(run, saved, config.training.steps, on_event)
     missing = missing_form(config, device, dataset.vocab_size)
     if missing is not None and "compile" not in settings:
@@ -456,20 +470,13 @@ def _check_steps(run: Run, saved: CheckpointFacts, steps: int | None, on_event: 
         on_event(Note(f"{run.name} is finished; to extend it, {more}"))
 
 
-def check_same(
-    run: Run,
-    request: Request,
-    dataset: Dataset,
-    parent: ParentRecord | None,
-    ignored: Set[str] = frozenset(),
-) -> None:
+def _check_same(run: Run, request: Request, dataset: Dataset, parent: ParentRecord | None) -> None:
     """Raise AttnlmError if a run has other settings, data or initial weights than requested.
 
-    Settings that a run chooses at its start, or with a budget in its course, may differ, and those
-    that are `ignored`.
+    Settings that a run chooses at its start, or with a budget in its course, may differ.
     """
     recorded = run.config.settings()
-    configs, chosen = [request.config], {*ignored}
+    configs, chosen = [request.config], set[str]()
     if request.config.training.budget is not None:
         chosen.add("warmup")
     if request.candidates is not None:
