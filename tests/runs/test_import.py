@@ -19,9 +19,8 @@ import attnlm
 from attnlm.base.errors import AttnlmError
 from attnlm.config.settings import resolve
 from attnlm.config.variants import variant
-from attnlm.model.inspection import first_difference
 from attnlm.runs import hugging_face
-from attnlm.runs.hugging_face import read_config
+from attnlm.runs.hugging_face import first_difference, read_config
 from attnlm.tokens import byte_characters
 from attnlm.tokens.byte_pairs import load_published
 from attnlm.tokens.tokenizer_json import library_tokenizer, read_tokenizer, read_vocab_and_merges

@@ -13,7 +13,6 @@ from attnlm.cli import console, options
 from attnlm.cli.event_printer import Display, parts_in_words
 from attnlm.cli.options import REQUIRED, argument, option, shared, switch, with_options
 from attnlm.runs import hub
-from attnlm.runs.external_formats import FORMATS, PAGE_TYPES, check_format
 
 
 @with_options(shared("checkpoint", "checkpoint_dir", "data_dir"))
@@ -30,12 +29,12 @@ def export(
     to: str = option(
         "hf",
         "format: hf (a folder for transformers) or html (a page in which the model runs)",
-        complete=options.words(*FORMATS),
+        complete=options.words("hf", "html"),
     ),
     type: str | None = option(
         None,
         "with html: number type, f32 or f16; default: f32 up to 2 million parameters, else f16",
-        complete=options.words(*PAGE_TYPES),
+        complete=options.words("f32", "f16"),
     ),
     train: bool = switch(
         "with html: models can be trained in the page, on the first 1 MB of the data set DATASET, "
@@ -70,7 +69,6 @@ def export(
         raise UsageError(
             f"{path} is the name of a file, but --to hf writes a folder", "use --to html"
         )
-    check_format(to, type)
     named: list[str | None] = [*runs] or ([] if data else [None])
     opened = [attnlm.open_run(run, checkpoint_dir=checkpoint_dir) for run in named]
     exported = attnlm.export(
