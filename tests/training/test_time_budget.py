@@ -193,7 +193,7 @@ def test_a_run_is_reproduced_by_its_number_of_steps(
     steps = run.config.training.steps
     command = train_command(run)
     assert f"--recipe {run.path}/config.json" in command
-    page = report(run, data_dir=dataset.path.parent).page().decode()
+    page = report(run).page().decode()
     assert "the schedule is the same, the bytes are not" in " ".join(page.split())
     again = attnlm.train(dataset.path, recipe=run.path / "config.json", checkpoint_dir=tmp_path)
     assert (again.config.training.steps, again.config.training.budget) == (steps, None)
@@ -293,7 +293,7 @@ def test_partial_losses_are_labelled_and_the_last_loss_is_complete(
         assert (whole.val_loss, whole.evaluated_tokens) == (measured.loss, measured.tokens)
         assert measured.tokens == dataset.val_tokens - 1
     assert any(isinstance(note, Note) and "whole validation split" in note.text for note in notes)
-    page = report(run, data_dir=dataset.path.parent).page().decode()
+    page = report(run).page().decode()
     assert run.evaluated_part in page and "best loss, whole split" in page
 
     # A longer training uses the same part, and repeats the last evaluation.

@@ -54,29 +54,33 @@ def export(
     **settings: Any,
 ) -> None:
     """Write a run for other tools, or as a web page in which it runs."""
+    from attnlm.workflows.export import check_format
+
     usage = "attnlm export [RUN] DIR, or attnlm export [RUN] FILE --to html"
     if not names:
         raise UsageError("no folder or file to write was given", usage)
-    data = None
+    folders = {name: settings.pop(name) for name in ("checkpoint_dir", "data_dir")}
+    data: Any = train
     if train and len(names) > 1 and names[-2].endswith(".html"):
-        *names, data = names
+        *names, dataset = names
+        data = attnlm.open_dataset(dataset, data_dir=folders["data_dir"])
     *runs, path = names
-    checkpoint_dir = settings["checkpoint_dir"]
-    if not runs and Path(checkpoint_dir, path, "config.json").exists():
+    if not runs and Path(folders["checkpoint_dir"], path, "config.json").exists():
         usage = usage.replace("[RUN]", path)
         raise UsageError(f"{path} is a run, and no folder or file to write was given", usage)
     if to == "hf" and Path(path).suffix == ".html":
         raise UsageError(
             f"{path} is the name of a file, but --to hf writes a folder", "use --to html"
         )
-    named: list[str | None] = [*runs] or ([] if data else [None])
-    opened = [attnlm.open_run(run, checkpoint_dir=checkpoint_dir) for run in named]
+    check_format(to, type)
+    named: list[str | None] = [*runs] or ([] if data not in (True, False) else [None])
+    opened = [attnlm.open_run(run, **folders) for run in named]
     exported = attnlm.export(
         opened,
         path,
         to=to,
         type=type,
-        train=data or train,
+        train=data,
         title=title,
         text=text,
         force=force,
@@ -85,13 +89,12 @@ def export(
         **settings,
     )
     parameters = sum(run.parameters for run in opened)
-    checkpoint = settings["checkpoint"]
-    exported_runs = "; ".join(f"{run.name}, {run.checkpoint(checkpoint)}" for run in opened)
+    shown = "; ".join(f"{run.name}, {run.checkpoint(settings['checkpoint'])}" for run in opened)
     form = exported.form
-    console.say(f"{exported_runs}: {form}, {parameters:,} parameters" if opened else form)
+    console.say(f"{shown}: {form}, {parameters:,} parameters" if opened else form)
     facts = {
         "path": str(exported.path),
-        {"hf": "class", "html": "page"}[to]: exported.form,
+        {"hf": "class", "html": "page"}[to]: form,
         "checkpoint": exported.checkpoint,
         "parameters": parameters,
     }

@@ -15,7 +15,7 @@ from attnlm.base.folders import command_for
 from attnlm.base.formatting import duration, nats_and_bits
 from attnlm.cli import console, options
 from attnlm.cli.event_printer import Display, baselines
-from attnlm.cli.options import decode_argument, option, shared, switch, with_options
+from attnlm.cli.options import decode_argument, opened_run, option, shared, switch, with_options
 from attnlm.generation.sampling_config import (
     MOST_CHOICES_HELD,
     MOST_HELD,
@@ -80,7 +80,7 @@ def sample(
         text = decode_argument(prompt or "", "--prompt")
     if many or json:  # memory holds the texts to the end
         config.check_room(1, MOST_CHOICES_HELD if show_probs else MOST_HELD)
-    opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
+    opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir, data_dir=data_dir)
 
     from attnlm.generation.question_format import format_of
     from attnlm.generation.sampler import load_sampler
@@ -95,7 +95,7 @@ def sample(
     how = f"temperature {config.temperature:g}, seed {config.seed}"
     asked = None
     if format is not None and not (prompt or many or show_probs or interactive):
-        asked = _answer_questions(sampler, format, opened, data_dir)
+        asked = _answer_questions(sampler, format, opened)
         how = "greedy" if asked else how
     if not quiet:
         console.say(f"{opened.name}, {chosen} on {sampler.device}, {how}")
@@ -174,15 +174,13 @@ def _choice_line(choice: Choice) -> str:
 
 
 def _answer_questions(
-    sampler: Sampler, format: QuestionFormat, run: attnlm.Run, data_dir: str
+    sampler: Sampler, format: QuestionFormat, run: attnlm.Run
 ) -> list[attnlm.Answered]:
     """Return answers to some questions of the validation split; [], after a note, without one."""
-    from attnlm.runs.run import open_dataset_of
     from attnlm.workflows.answers import ask, select_pairs
 
     try:
-        dataset = open_dataset_of(run, Path(data_dir))
-        return ask(sampler, format, select_pairs(dataset, _QUESTIONS))
+        return ask(sampler, format, select_pairs(run.open_dataset(), _QUESTIONS))
     except AttnlmError as error:
         console.say(f"{error.message}: no questions to ask")
         return []
@@ -276,7 +274,7 @@ def eval_(
     Of a larger split, the first 4,194,304 tokens are used. Answers are decoded greedily; they are
     right if every token is.
     """
-    opened = attnlm.open_run(run, checkpoint_dir=settings["checkpoint_dir"])
+    opened = opened_run(run, settings)
     chosen = opened.checkpoint(settings["checkpoint"])
     if pairs is not None:
         if data is not None:
@@ -292,8 +290,7 @@ def eval_(
         summary = f"{right / len(answers):.1%} of answers right: {right:,} of {len(answers):,}"
         console.print_result_or_json(summary, facts, json)
         return
-    folders = {name: settings[name] for name in ("data_dir", "verify")}
-    other = None if data is None else attnlm.open_dataset(data, **folders)
+    other = None if data is None else attnlm.open_dataset(data, data_dir=opened.data_dir)
     dataset = opened.dataset if other is None else other
     evaluation = attnlm.evaluate(opened, data=other, **settings)
     console.say(
@@ -305,10 +302,9 @@ def eval_(
     console.say(f"baselines: {baselines(opened.vocab_size, dataset)}")
     longer_accuracy = None
     if evaluation.accuracy is not None:
-        from attnlm.runs.run import open_dataset_of
         from attnlm.workflows.answers import answer_examples, longer_pairs
 
-        examples = other or open_dataset_of(opened, Path(settings["data_dir"]))
+        examples = other or opened.open_dataset()
         if longer := longer_pairs(examples):
             answers = answer_examples(opened, examples, longer, chosen, settings["device"])
             longer_accuracy = _right(answers) / len(answers)

@@ -221,7 +221,6 @@ def load_sampler(
     *,
     checkpoint: str | Checkpoint = "auto",
     device: str = "auto",
-    checkpoint_dir: str | Path = "checkpoints",
     on_event: OnEvent | None = None,
 ) -> Sampler:
     """Return a Sampler with the model of a run's checkpoint (auto, best or last), on a device.
@@ -230,7 +229,7 @@ def load_sampler(
     receives a Note if the model must be decoded in a slower way. Raises AttnlmError if files are
     missing or damaged, or if the device is not available.
     """
-    opened = open_run(run, checkpoint_dir=checkpoint_dir)
+    opened = open_run(run)
     spec, vocab_size = opened.config.spec, opened.vocab_size
     chosen = opened.checkpoint(checkpoint)
     if device == "auto" and (is_fastest_on_cpu(spec, vocab_size) or not has_gpu_driver()):

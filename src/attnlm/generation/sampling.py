@@ -23,7 +23,6 @@ def sample(
     prompt: str = "",
     checkpoint: str = "auto",
     device: str = "auto",
-    checkpoint_dir: str | Path = "checkpoints",
     on_event: OnEvent | None = None,
     **settings: Any,
 ) -> Iterator[str]:
@@ -50,9 +49,7 @@ def sample(
             f"sample yields one text, but num_samples is {config.num_samples}",
             "for several texts, call attnlm.samples(run, num_samples=N)",
         )
-    sampler = load_sampler(
-        run, checkpoint=checkpoint, device=device, checkpoint_dir=checkpoint_dir, on_event=on_event
-    )
+    sampler = load_sampler(run, checkpoint=checkpoint, device=device, on_event=on_event)
     pieces = sampler.stream(sampler.prompt_ids(prompt), config)
     return itertools.chain([prompt] if prompt else [], pieces)
 
@@ -63,7 +60,6 @@ def samples(
     prompt: str | Sequence[str] = "",
     checkpoint: str = "auto",
     device: str = "auto",
-    checkpoint_dir: str | Path = "checkpoints",
     on_event: OnEvent | None = None,
     **settings: Any,
 ) -> list[str]:
@@ -90,9 +86,7 @@ def samples(
         hint = "it must be a text or a list of texts"
         raise UsageError(f"invalid value for `prompt`: {quoted(prompt)}", hint)
     config = _sampling_config(settings, on_event)
-    sampler = load_sampler(
-        run, checkpoint=checkpoint, device=device, checkpoint_dir=checkpoint_dir, on_event=on_event
-    )
+    sampler = load_sampler(run, checkpoint=checkpoint, device=device, on_event=on_event)
     return prepend_prompts(prompts, sampler.samples(sampler.encode_prompts(prompts), config)[0])
 
 

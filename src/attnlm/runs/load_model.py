@@ -27,7 +27,6 @@ def load_model(
     *,
     checkpoint: str | Checkpoint = "auto",
     device: str = "auto",
-    checkpoint_dir: str | Path = "checkpoints",
 ) -> tuple[LanguageModel, Device]:
     """Return the model of a run (default: the newest one), and its device.
 
@@ -45,7 +44,7 @@ def load_model(
     """
     from attnlm.model.inspection import build_with_weights
 
-    run = open_run(run, checkpoint_dir=checkpoint_dir)
+    run = open_run(run)
     chosen = run.checkpoint(checkpoint)
     # A float32 run stays float32 on any device; others use bfloat16 if the hardware has it.
     dtype = "float32" if run.config.training.dtype == "float32" else "auto"

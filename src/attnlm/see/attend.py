@@ -88,7 +88,6 @@ def attend(
     run: str | Path | Run | None = None,
     *,
     checkpoint: str = "auto",
-    checkpoint_dir: str | Path = "checkpoints",
     on_event: OnEvent | None = None,
 ) -> Attention:
     """Compute what each head of a run (default: the one trained last) attends to in `text`.
@@ -103,7 +102,7 @@ def attend(
     that are not finite, for a bigram, which has no attention, and for a class of your own that does
     not record its attention.
     """
-    run = open_run(run, checkpoint_dir=checkpoint_dir)
+    run = open_run(run)
     if not run.config.spec.has_attention:
         raise no_attention_error()
     ids = encode_text(run, text)

@@ -25,7 +25,7 @@ from attnlm.data.examples import Examples, limit_per_window
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.recorder import Head, no_attention_error, record, texts_at_once
 from attnlm.runs.load_model import load_model
-from attnlm.runs.run import Run, open_dataset_of, open_run
+from attnlm.runs.run import Run, open_run
 from attnlm.see.head_scores import (
     BATCH_TOKENS,
     PATTERNS,
@@ -141,8 +141,6 @@ def heads(
     text: str | Path | None = None,
     checkpoint: str = "auto",
     device: str = "auto",
-    checkpoint_dir: str | Path = "checkpoints",
-    data_dir: str | Path = "data",
     on_event: OnEvent | None = None,
 ) -> HeadsReport:
     """Score and name every head of a run (default: the one trained last) by what it attends to.
@@ -164,14 +162,14 @@ def heads(
     infinity.
     """
     check_windows(windows)
-    run = open_run(run, checkpoint_dir=checkpoint_dir)
+    run = open_run(run)
     spec = run.config.spec
     if not spec.has_attention:
         raise no_attention_error()
     random_NT = repeated_random_tokens(run.vocab_size, spec.block_size, windows)
     measured = None
     if text is not None or not run.imported_from:
-        measured = _windows_of_text(run, text, Path(data_dir), windows)
+        measured = _windows_of_text(run, text, windows)
         random_NT = random_NT[: len(measured.inputs)]
     elif ablate:
         message = f"{run.name} was imported and has no text to measure a loss on"
@@ -221,7 +219,7 @@ class _Windows(NamedTuple):
     of_text: int
 
 
-def _windows_of_text(run: Run, text: str | Path | None, data_dir: Path, most: int) -> _Windows:
+def _windows_of_text(run: Run, text: str | Path | None, most: int) -> _Windows:
     """Return at most `most` windows, evenly spaced in a text (None: the validation split)."""
     examples: Examples | None = None
     tokens: Any
@@ -229,7 +227,7 @@ def _windows_of_text(run: Run, text: str | Path | None, data_dir: Path, most: in
         tokens, origin = run.tokenizer.encode_array(read_text(Path(text))), str(text)
     else:
         try:
-            dataset = open_dataset_of(run, data_dir)
+            dataset = run.open_dataset()
         except AttnlmError as error:
             raise AttnlmError(error.message, f"{error.hint}; or use `text`") from None
         tokens, origin = dataset.val, "val.bin"
@@ -303,7 +301,7 @@ class HeadsOverTraining(Pictured):
 
 
 def heads_over_training(
-    run: str | Path | Run | None = None, *, checkpoint_dir: str | Path = "checkpoints"
+    run: str | Path | Run | None = None,
 ) -> HeadsOverTraining:
     """Return the scores of every head of a run (default: the one trained last) in each snapshot.
 
@@ -315,7 +313,7 @@ def heads_over_training(
     snapshots. Raises AttnlmError for a run without such snapshots, for a damaged file, and for a
     model without attention.
     """
-    run = open_run(run, checkpoint_dir=checkpoint_dir)
+    run = open_run(run)
     if not run.config.spec.has_attention:
         raise no_attention_error()
     scores_of = {s.step: s.scores for s in run.ticker() if s.scores is not None}

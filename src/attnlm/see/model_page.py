@@ -18,7 +18,7 @@ from attnlm.data.dataset import ids_at
 from attnlm.model.architecture import Architecture, UnsupportedError, require_architecture
 from attnlm.runs.checkpoint import Array
 from attnlm.runs.load_model import checked_weights
-from attnlm.runs.run import Checkpoint, Run, open_dataset_of, run_summary
+from attnlm.runs.run import Checkpoint, Run, run_summary
 from attnlm.see.page import encode_base64, render
 from attnlm.tokens.tokenizer import BpeTokenizer, CharTokenizer, IdsTokenizer, Tokenizer
 
@@ -52,13 +52,12 @@ def export_to_html(
     force: bool,
     make_page: PageMaker,
     text: str | None = None,
-    data_dir: Path = Path("data"),
 ) -> Exported:
     """Write a page that runs the models of `runs`.
 
     `make_page` makes the page from the models' JSON values and a first text, which is `text`
     (default: `first_text`). The excerpts of training texts come from the data sets that
-    `open_dataset_of` finds. The file is written atomically. Raises UsageError if its name does not
+    `Run.open_dataset` finds. The file is written atomically. Raises UsageError if its name does not
     end with .html. Raises AttnlmError if `path` is a folder, if a run's files are missing or
     damaged, for a weight that float16 can't represent, and for a `text` that a tokenizer can't
     encode; and, unless `force` is set, if `path` exists or the models are too large.
@@ -81,7 +80,7 @@ def export_to_html(
     for run in runs:
         run.tokenizer.encode(text or "")
     pairs = zip(runs, checkpoints, strict=True)
-    models = [run_data(run, weights, type, data_dir=data_dir) for run, weights in pairs]
+    models = [run_data(run, weights, type) for run, weights in pairs]
     page = make_page(models, first_text(runs) if text is None else text)
     with files.explaining_os_errors(path, ", or name another file"):
         path.absolute().parent.mkdir(parents=True, exist_ok=True)
@@ -108,7 +107,6 @@ def run_data(
     checkpoint: Checkpoint,
     number_type: str | None = None,
     name: str | None = None,
-    data_dir: Path = Path("data"),
 ) -> dict[str, Any]:
     """Return `model_data` for a run's checkpoint; default name: the run's.
 
@@ -123,7 +121,7 @@ def run_data(
         origin = f"imported from {run.imported_from}"
     elif (result := run.result()) is not None:
         origin += f" to a loss of {result.final.val_loss:.2f}"
-    if excerpt := _excerpt(run, data_dir):
+    if excerpt := _excerpt(run):
         summary["the text begins"] = excerpt
     a = require_architecture(run.config.spec, "a page that computes")
     weights = checked_weights(run, checkpoint)
@@ -133,10 +131,10 @@ def run_data(
     )
 
 
-def _excerpt(run: Run, data_dir: Path) -> str:
+def _excerpt(run: Run) -> str:
     """Return the beginning of the training split, or "" if the data set is missing or changed."""
     try:
-        dataset = open_dataset_of(run, data_dir)
+        dataset = run.open_dataset()
     except AttnlmError:
         return ""
     ids = ids_at(dataset.train, slice(_EXCERPT), run.vocab_size, "train.bin").tolist()

@@ -121,7 +121,6 @@ def patch(
     *,
     answers: tuple[str, str] | Sequence[tuple[str, str]] | None = None,
     checkpoint: str = "auto",
-    checkpoint_dir: str | Path = "checkpoints",
     on_event: OnEvent | None = None,
 ) -> Patching:
     """Find where a run (default: the one trained last) carries the difference between two texts.
@@ -150,7 +149,7 @@ def patch(
     texts alike; if nothing can be patched, as in a bigram; for missing or damaged files, and for
     numbers that are not finite.
     """
-    run = open_run(run, checkpoint_dir=checkpoint_dir)
+    run = open_run(run)
     texts_N2T = _encoded(run, clean, corrupted)
     given_N2 = torch.full((len(texts_N2T), 2), _LIKELIEST)
     if answers is not None:

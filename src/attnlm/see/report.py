@@ -21,7 +21,7 @@ from attnlm.data.dataset import Dataset
 from attnlm.model.recorder import NotRecordedError
 from attnlm.runs.journal import Snapshot
 from attnlm.runs.load_model import load_model
-from attnlm.runs.run import Result, Run, open_dataset_of, open_run, run_summary
+from attnlm.runs.run import Result, Run, open_run, run_summary
 from attnlm.see.attend import CAUTION, Attention, compute_attention
 from attnlm.see.curves import chart_data, run_lines, run_verdict
 from attnlm.see.head_scores import PATTERNS, TooShortError
@@ -212,8 +212,6 @@ def report(
     ablate: bool = False,
     checkpoint: str = "auto",
     device: str = "auto",
-    checkpoint_dir: str | Path = "checkpoints",
-    data_dir: str | Path = "data",
     on_event: OnEvent | None = None,
 ) -> Report:
     """Collect the results of a run (default: the one trained last).
@@ -233,7 +231,7 @@ def report(
     trained here and never evaluated, and if the run's files are missing or damaged.
     """
     check_windows(windows)
-    run = open_run(run, checkpoint_dir=checkpoint_dir)
+    run = open_run(run)
     result = run.result()
     if result is None and not run.imported_from:
         message = f"{run.name} has no evaluations yet"
@@ -253,7 +251,7 @@ def report(
     data_gone = "it has no data set" if run.imported_from else ""
     if not run.imported_from:
         try:
-            dataset = open_dataset_of(run, Path(data_dir))
+            dataset = run.open_dataset()
         except AttnlmError as error:
             data_gone = error.message
     scores, heads_over = None, data_gone if has_maps else "the model has none"
@@ -265,7 +263,6 @@ def report(
                 ablate=ablate,
                 checkpoint=checkpoint,
                 device=device,
-                data_dir=data_dir,
                 on_event=on_event,
             )
             heads_over = scores.measured_on

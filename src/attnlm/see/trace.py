@@ -83,7 +83,6 @@ def trace(
     run: str | Path | Run | None = None,
     *,
     checkpoint: str = "auto",
-    checkpoint_dir: str | Path = "checkpoints",
 ) -> Trace:
     """Follow one forward pass of a run (default: the one trained last) over `text`, step by step.
 
@@ -96,7 +95,7 @@ def trace(
     the context or the vocabulary, if files are missing or damaged, for numbers that are not finite,
     and if the model's classes were changed, so that the formulas would be wrong.
     """
-    run = open_run(run, checkpoint_dir=checkpoint_dir)
+    run = open_run(run)
     ids = ids_within_context(run, text)
     checkpoint = run.checkpoint(checkpoint).which
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")

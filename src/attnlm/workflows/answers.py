@@ -43,7 +43,6 @@ def generate(
     tokens: int = 100,
     checkpoint: str = "auto",
     device: str = "auto",
-    checkpoint_dir: str | Path = "checkpoints",
 ) -> list[str]:
     """Return a run's answers to questions, decoded greedily and in batches.
 
@@ -54,7 +53,7 @@ def generate(
     `tokens` tokens. Raises AttnlmError (UsageError for invalid arguments).
     """
     prompts = [prompts] if isinstance(prompts, str) else list(prompts)
-    opened = open_run(run, checkpoint_dir=checkpoint_dir)
+    opened = open_run(run)
     sampler = load_sampler(opened, checkpoint=checkpoint, device=device)
     if not prompts:
         return []
@@ -67,7 +66,6 @@ def answer_pairs(
     *,
     checkpoint: str = "auto",
     device: str = "auto",
-    checkpoint_dir: str | Path = "checkpoints",
 ) -> list[Answered]:
     """Ask a run questions whose right answers are known.
 
@@ -78,7 +76,7 @@ def answer_pairs(
     continuation begins with it. Raises AttnlmError if `pairs` is empty, or a vocabulary lacks
     characters of a question.
     """
-    opened = open_run(run, checkpoint_dir=checkpoint_dir)
+    opened = open_run(run)
     sampler = load_sampler(opened, checkpoint=checkpoint, device=device)
     return ask(sampler, format_of(opened), list(pairs))
 

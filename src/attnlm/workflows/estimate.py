@@ -123,10 +123,10 @@ def estimate(
                 start_from=start_from,
                 force=force,
             )
-            run = open_saved_run(resume, checkpoint_dir)
+            run = open_saved_run(resume, checkpoint_dir, data_dir)
             saved = run.facts(run.last)
             made, progress = saved.step, saved.progress
-            config, data, device = open_rest(run, saved, settings, None, data_dir, verify, on_event)
+            config, data, device = open_rest(run, saved, settings, None, verify, on_event)
         else:
             parent = None
             if start_from is not None:

@@ -25,7 +25,7 @@ from attnlm.model.layers import evaluating
 from attnlm.model.recorder import record
 from attnlm.runs.journal import PASSAGE, Snapshot
 from attnlm.runs.load_model import check_tokenizer, load_model
-from attnlm.runs.run import Run, open_dataset_of, open_run
+from attnlm.runs.run import Run, open_run
 from attnlm.see.head_scores import snapshot_scores
 from attnlm.see.shown_tokens import token_texts
 from attnlm.training.eval_budget import is_whole_affordable
@@ -39,8 +39,6 @@ def evaluate(
     checkpoint: str = "auto",
     data: str | Path | Dataset | None = None,
     device: str = "auto",
-    checkpoint_dir: str | Path = "checkpoints",
-    data_dir: str | Path = "data",
     verify: bool = False,
 ) -> Evaluation:
     """Return the loss of a run's checkpoint on the validation split of a data set.
@@ -56,11 +54,11 @@ def evaluate(
     Raises AttnlmError if something is missing or damaged, if `data` was encoded with another
     tokenizer, or if the loss is not finite.
     """
-    run = open_run(run, checkpoint_dir=checkpoint_dir)
+    run = open_run(run)
     if data is None:
-        dataset = open_dataset_of(run, Path(data_dir), verify=verify)
+        dataset = run.open_dataset(verify=verify)
     else:
-        dataset = open_dataset(data, data_dir=data_dir, verify=verify)
+        dataset = open_dataset(data, verify=verify)
         check_tokenizer(run, dataset)
     model, chosen = load_model(run, checkpoint=checkpoint, device=device)
     training = run.config.training

@@ -16,7 +16,7 @@ from attnlm.base.events import OnEvent, ignore
 from attnlm.base.suggestions import suggestion
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.runs import hub
-from attnlm.runs.run import Checkpoint, Run, open_dataset_of, open_run, run_summary
+from attnlm.runs.run import Checkpoint, Run, open_run, run_summary
 from attnlm.see.model_page import Exported, PageMaker, export_to_html, play_page
 from attnlm.see.train_page import train_page, training_text
 
@@ -33,8 +33,6 @@ def export(
     force: bool = False,
     public: bool = False,
     checkpoint: str = "auto",
-    checkpoint_dir: str | Path = "checkpoints",
-    data_dir: str | Path = "data",
     on_event: OnEvent | None = None,
 ) -> Exported:
     """Write a run's checkpoint to `path`, in the format `to`.
@@ -63,8 +61,9 @@ def export(
     """
     on_event = on_event or ignore
     named = [run] if run is None or isinstance(run, str | Path | Run) else run
-    runs = [open_run(name, checkpoint_dir=checkpoint_dir) for name in named]
+    runs = [open_run(name) for name in named]
     of_pages = {"type": type, "force": force, "train": train, "title": title, "text": text}
+    check_format(to, type)
     _check_options(to, path, runs, public, of_pages)
     path = Path(path)
     if to == "hf":
@@ -75,23 +74,26 @@ def export(
         type=type,
         checkpoint=checkpoint,
         force=force,
-        make_page=_page_maker(runs, train, title or "", Path(data_dir), on_event),
+        make_page=_page_maker(runs, train, title or "", on_event),
         text=text,
-        data_dir=Path(data_dir),
     )
+
+
+def check_format(to: str, type: str | None) -> None:
+    """Raise UsageError if `to` is not a format, or `type` not a number type of pages."""
+    for name, value, choices in (
+        ("to", to, ("hf", "html")),
+        ("type", type or "f32", ("f32", "f16")),
+    ):
+        if value not in choices:
+            hint = suggestion(value, choices, f"choose from {', '.join(choices)}")
+            raise UsageError(f"invalid value for `{name}`: {value!r}", hint)
 
 
 def _check_options(
     to: str, path: str | Path, runs: Sequence[Run], public: bool, of_pages: Mapping[str, Any]
 ) -> None:
     """Raise UsageError for options that the format lacks, or that exclude each other."""
-    for name, value, choices in (
-        ("to", to, ("hf", "html")),
-        ("type", of_pages["type"] or "f32", ("f32", "f16")),
-    ):
-        if value not in choices:
-            hint = suggestion(value, choices, f"choose from {', '.join(choices)}")
-            raise UsageError(f"invalid value for `{name}`: {value!r}", hint)
     if not str(path):
         raise UsageError("the name of the output cannot be empty", "name a new folder or file")
     for option, value in of_pages.items():
@@ -115,16 +117,12 @@ def _page_maker(
     runs: Sequence[Run],
     train: bool | str | Path | Dataset,
     title: str,
-    data_dir: Path,
     on_event: OnEvent,
 ) -> PageMaker:
     """Return the function that makes the page from its models and the first text."""
     if not train:
         return lambda models, prompt: play_page(models, prompt, title)
-    if train is True:
-        dataset = open_dataset_of(runs[0], data_dir)
-    else:
-        dataset = open_dataset(train, data_dir=data_dir)
+    dataset = runs[0].open_dataset() if train is True else open_dataset(train)
     text = training_text(dataset, on_event)
     spec = runs[0].config.spec if runs else None
     return lambda models, _: train_page(text, models, spec, title)

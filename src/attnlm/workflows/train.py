@@ -30,7 +30,7 @@ from attnlm.model.inspection import parameter_count
 from attnlm.runs.create_run import check_name_is_free, create_run
 from attnlm.runs.load_model import check_tokenizer, parent_record
 from attnlm.runs.records import CheckpointFacts, ParentRecord, has_same_ids
-from attnlm.runs.run import Run, open_dataset_of, open_run, run_from_content
+from attnlm.runs.run import Run, open_run, run_from_content
 from attnlm.see.curves import FEW_STEPS, CurveDrawer
 from attnlm.see.loggers import LogListener, check_tools
 from attnlm.training.budget_clock import BudgetClock
@@ -114,7 +114,7 @@ def train(
                 exist_ok=exist_ok,
                 force=force,
             )
-            job = _resumed_job(call, open_saved_run(resume, checkpoint_dir), settings)
+            job = _resumed_job(call, open_saved_run(resume, checkpoint_dir, data_dir), settings)
         else:
             parent = None
             if start_from is not None:
@@ -237,11 +237,11 @@ def _received_job(call: _Call) -> Job:
     path, config, code, is_fresh, is_finished = call.processes.broadcast_object(None)
     for name, content in code:
         allow_call(content.encode(), name)
-    run = run_from_content(Path(path), config)
+    run = run_from_content(Path(path), config, call.data_dir)
     if is_finished:
         return Job(run, None, is_fresh)
     try:
-        dataset = open_dataset_of(run, call.data_dir, verify=call.verify)
+        dataset = run.open_dataset(verify=call.verify)
     except AttnlmError as error:
         hint = "each machine needs the same data set: copy it from the first one"
         raise AttnlmError(error.message, hint) from None
@@ -369,11 +369,13 @@ def check_resume(settings: Mapping[str, Setting], **of_new_runs: object) -> None
             )
 
 
-def open_saved_run(resume: str | Path | Run, checkpoint_dir: str | Path) -> Run:
+def open_saved_run(
+    resume: str | Path | Run, checkpoint_dir: str | Path, data_dir: str | Path
+) -> Run:
     """Open a run as it was last saved. Raises AttnlmError if it was imported."""
     # The run may have been trained further since it was opened.
     where = resume.path.absolute() if isinstance(resume, Run) else resume
-    run = open_run(where, checkpoint_dir=checkpoint_dir)
+    run = open_run(where, checkpoint_dir=checkpoint_dir, data_dir=data_dir)
     if run.imported_from:
         raise AttnlmError(
             f"{run.name} was imported: there is no training to resume",
@@ -400,7 +402,7 @@ def _resumed_job(
     """
     call.until_end.enter_context(run.training_lock())
     saved = run.facts(run.last)
-    rest = open_rest(run, saved, settings, dataset, call.data_dir, call.verify, call.on_event)
+    rest = open_rest(run, saved, settings, dataset, call.verify, call.on_event)
     config, dataset, device = rest
     _check_launched(config.training, call.processes)
     with explaining_os_errors(run.path, f", then: {resume_command(run.path)}"):
@@ -419,7 +421,6 @@ def open_rest(
     saved: CheckpointFacts,
     settings: Mapping[str, Setting],
     dataset: Dataset | None,
-    data_dir: str | Path,
     verify: bool,
     on_event: OnEvent,
 ) -> tuple[Config, Dataset, Device]:
@@ -428,7 +429,7 @@ def open_rest(
     device = choose_device(config.training.device, config.training.dtype)
     if "device" not in settings:
         device = replace(device, reason="recorded in the run")
-    dataset = dataset or open_dataset_of(run, Path(data_dir), verify=verify)
+    dataset = dataset or run.open_dataset(verify=verify)
     _check_steps(run, saved, config.training.steps, on_event)
     missing = missing_form(config, device, dataset.vocab_size)
     if missing is not None and "compile" not in settings:
