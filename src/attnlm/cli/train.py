@@ -23,7 +23,7 @@ from attnlm.cli.options import option, shared, switch, with_options
 from attnlm.compute.processes import is_launched, is_main
 from attnlm.config.new_run import resolve_new
 from attnlm.config.recipes import recipe_names, several_sizes_error, to_toml
-from attnlm.config.settings import RECORD_OF
+from attnlm.config.settings import RECORD_OF, Config
 from attnlm.model.architecture import RUNGS
 
 _TOOLS = ("tensorboard", "wandb", "trackio")
@@ -93,34 +93,32 @@ def train(
     checkpoint = settings.pop("checkpoint")
     checkpoint_dir, data_dir = Path(places["checkpoint_dir"]), Path(places["data_dir"])
     settings = options.typed_settings(settings, set_)
-    parent = None
-    if start_from is not None and not is_launched():
-        parent = attnlm.open_run(start_from, checkpoint_dir=checkpoint_dir)
-    if print_config:
-        request = resolve_new(settings, recipe, parent)
-        if request.candidates is not None:
-            raise several_sizes_error(str(recipe), len(request.candidates.sizes))
-        if data_name := dataset or default_name(data_dir, "data set"):
-            # A recipe has no data set, but its reader wants to know which one it was made for.
-            console.print_result(console.escape_unprintable(f"# data set: {data_name}"))
-        console.print_result(to_toml(request.config.settings()).rstrip())
-        return
     tools = [t.strip() for t in (log or "").split(",") if t.strip() not in ("", "none")]
     if tools:
         from attnlm.see.loggers import check_tools
 
         check_tools(tools)
     data: str | Path | None = dataset
+    parent: attnlm.Run | None = None
     count = 1
     if is_launched():
         # PyTorch logs a warning with its C++ stack for each failed attempt to connect.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         quiet = quiet or not is_main()
-    elif resume is not None:
+    elif resume is not None and not print_config:
         resumed = attnlm.open_run(resume, checkpoint_dir=checkpoint_dir)
         count = settings.get("processes", resumed.config.training.processes)
     else:  # errors are reported before torch is loaded
-        count = resolve_new(settings, recipe, parent).config.training.processes
+        if start_from is not None:
+            parent = attnlm.open_run(start_from, checkpoint_dir=checkpoint_dir)
+        request = resolve_new(settings, recipe, parent)
+        if print_config:
+            if request.candidates is not None:
+                raise several_sizes_error(str(recipe), len(request.candidates.sizes))
+            _print_config(request.config, dataset or default_name(data_dir, "data set"))
+            return
+        count = request.config.training.processes
+        settings = {"request": request}
         if vocab_size is None:
             data = find_folder(dataset, data_dir, kind="data set")
         if name is not None and not exist_ok:
@@ -167,6 +165,13 @@ def train(
         if run.config.spec.name in RUNGS and not (recipe or resume or start_from or quiet):
             folders = [*folder_flag(data_dir, "data set"), *folder_flag(checkpoint_dir)]
             _say_next_model(run.config.spec.name, dataset, folders)
+
+
+def _print_config(config: Config, data_name: str | None) -> None:
+    """Print the settings as a recipe, whose reader wants to know which data set it is for."""
+    if data_name:
+        console.print_result(console.escape_unprintable(f"# data set: {data_name}"))
+    console.print_result(to_toml(config.settings()).rstrip())
 
 
 def _say_stopped(run: attnlm.Run | None, tools: Sequence[str], quiet: bool) -> None:

@@ -463,16 +463,6 @@ def open_run(
     if isinstance(name, Run):
         return name
     path = find_folder(name, Path(checkpoint_dir), kind="run")
-    if (path / "ladder.json").exists():
-        raise AttnlmError(
-            f"{path.name} is a ladder, not a run",
-            f"use the name of a rung, as in {path.name}-bigram",
-        )
-    if (path / "generation_config.json").exists() and not (path / "metrics.jsonl").exists():
-        raise AttnlmError(
-            f"{path} is a folder in Hugging Face's format, not a run",
-            f"make it a run: attnlm import {path}",
-        )
     if not (path / "config.json").exists():
         raise AttnlmError(
             f"{path} is not a run: it has no config.json", how_to_make("run", Path(checkpoint_dir))

@@ -67,6 +67,7 @@ def train(
     log: str | Sequence[str] | None = None,
     on_event: OnEvent | None = None,
     on_step: OnStep | None = None,
+    request: Request | None = None,
     **settings: Any,
 ) -> Run:
     """Train a model on a prepared data set, and return the run.
@@ -75,7 +76,8 @@ def train(
 
     `dataset` is an open data set, a name or a path; default: the last prepared one. `settings` are
     the fields of Architecture and TrainingConfig. They override the settings of `recipe`: a name, a
-    path, or a dictionary such as `run.config.settings()`.
+    path, or a dictionary such as `run.config.settings()`. `request` takes the place of both: it is
+    what `resolve_new` returned for them.
 
     `resume` continues a run; only steps, eval_every, keep_every, patience and how to compute
     (device, dtype, threads, compile, …) can be changed. `start_from` begins a new run with the
@@ -119,7 +121,7 @@ def train(
             parent = None
             if start_from is not None:
                 parent = open_run(start_from, checkpoint_dir=checkpoint_dir)
-            request = resolve_new(settings, recipe, parent)
+            request = request or resolve_new(settings, recipe, parent)
             job = _new_job(call, request, dataset, parent, checkpoint, name, exist_ok, force)
         if processes.is_main:
             announce(processes, job)
