@@ -53,11 +53,12 @@ lock.acquire() => pass
 a replaced file is not flushed
 -os.fsync(file.fileno())
 -            temporary.replace(path)
-+temporary.replace(path)
++pass
++            temporary.replace(path)
 a sealed JSON file's hash is not compared
 content.pop("sha256", None) != _json_hash(content) => content.pop("sha256", None) is None
 files are written under their final names
-temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp") => temporary = path
+temporary = folder / path.name => temporary = path
 == base/own_code.py
 code in a run's folder runs unasked
 if self.sha256 not in _CONTENTS and not _accepted_calls(self.sha256): => if False:
