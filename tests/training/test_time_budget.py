@@ -108,7 +108,6 @@ def test_a_budget_of_a_few_steps_says_so_and_makes_one_at_least(timed: Any, pace
     run = timed(budget=60.0, warmup=50, on_event=notes.append)
     assert run.metrics()[-1]["step"] == run.config.training.steps == 1
     assert run.config.training.warmup == 0
-    assert any(str(n).startswith("only 1 step was made in 60 s") for n in notes)
 
 
 @pytest.mark.parametrize("warmup", [0, 10, 24])

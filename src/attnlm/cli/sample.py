@@ -302,11 +302,13 @@ def eval_(
     console.say(f"baselines: {baselines(opened.vocab_size, dataset)}")
     longer_accuracy = None
     if evaluation.accuracy is not None:
-        from attnlm.workflows.answers import answer_examples, longer_pairs
+        from attnlm.workflows.answers import longer_pairs
 
         examples = other or opened.open_dataset()
         if longer := longer_pairs(examples):
-            answers = answer_examples(opened, examples, longer, chosen, settings["device"])
+            answers = attnlm.answer_pairs(
+                opened, longer, checkpoint=chosen.which, device=settings["device"]
+            )
             longer_accuracy = _right(answers) / len(answers)
     perplexity = evaluation.perplexity
     shown = f"{perplexity:,.3f}" if perplexity < 1e6 else "above a million"

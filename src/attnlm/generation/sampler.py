@@ -223,7 +223,7 @@ def load_sampler(
     device: str = "auto",
     on_event: OnEvent | None = None,
 ) -> Sampler:
-    """Return a Sampler with the model of a run's checkpoint (auto, best or last), on a device.
+    """Return a Sampler with the model of a run's checkpoint (auto, best, last or a step).
 
     If `device` is auto, a small model is sampled on the CPU, even if there is a GPU. `on_event`
     receives a Note if the model must be decoded in a slower way. Raises AttnlmError if files are

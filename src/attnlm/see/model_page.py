@@ -40,7 +40,7 @@ class Exported:
     form: str
     """a class of `transformers`, or "a page of" and its file size"""
     checkpoint: str
-    """best or last; for a page with several runs, the values that occur, separated by commas"""
+    """best, last or a step; for a page of several runs, those that occur, separated by commas"""
 
 
 def export_to_html(

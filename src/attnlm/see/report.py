@@ -43,7 +43,7 @@ class Report:
 
     run: Run
     checkpoint: str
-    """best or last"""
+    """best, last, or a step that was kept"""
     result: Result | None
     """the results of the run's evaluations; None for an imported run"""
     text: str

@@ -43,7 +43,7 @@ class Trace:
 
     source: Run
     checkpoint: str
-    """best or last"""
+    """best, last, or a step that was kept"""
     text: str
     tokens: list[str]
     steps: list[Step]

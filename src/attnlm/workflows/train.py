@@ -16,7 +16,6 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import explaining_os_errors
 from attnlm.base.folders import check_name, resume_command
-from attnlm.base.formatting import duration
 from attnlm.base.own_code import allow_call, check_not_running, own_traceback
 from attnlm.base.setting_fields import Setting, describe_settings, differing_names
 from attnlm.compute.device import Device, choose_device, use_precision
@@ -31,7 +30,7 @@ from attnlm.runs.create_run import check_name_is_free, create_run
 from attnlm.runs.load_model import check_tokenizer, parent_record
 from attnlm.runs.records import CheckpointFacts, ParentRecord, has_same_ids
 from attnlm.runs.run import Run, open_run, run_from_content
-from attnlm.see.curves import FEW_STEPS, CurveDrawer
+from attnlm.see.curves import CurveDrawer
 from attnlm.see.loggers import LogListener, check_tools
 from attnlm.training.budget_clock import BudgetClock
 from attnlm.training.eval_budget import affordable_sample_tokens
@@ -213,10 +212,6 @@ def _trained(
     if run.config.codes:
         # What it computes no longer changes with a notebook.
         run = open_run(run.name, checkpoint_dir=run.path.parent)
-    if training.budget is not None and state.step < FEW_STEPS:
-        made = "1 step was" if state.step == 1 else f"{state.step} steps were"
-        better = "use a smaller model, a smaller `batch_size` or a longer `budget`"
-        call.on_event(Note(f"only {made} made in {duration(training.budget)}: {better}"))
     measure_on_whole(run, dataset, call.on_event)
     return run
 
@@ -242,11 +237,7 @@ def _received_job(call: _Call) -> Job:
     run = run_from_content(Path(path), config, call.data_dir)
     if is_finished:
         return Job(run, None, is_fresh)
-    try:
-        dataset = run.open_dataset(verify=call.verify)
-    except AttnlmError as error:
-        hint = "each machine needs the same data set: copy it from the first one"
-        raise AttnlmError(error.message, hint) from None
+    dataset = run.open_dataset(verify=call.verify)
     device = choose_device(run.config.training.device, run.config.training.dtype)
     return Job(run, (dataset, device), is_fresh)
 
@@ -426,51 +417,39 @@ def open_rest(
     verify: bool,
     on_event: OnEvent,
 ) -> tuple[Config, Dataset, Device]:
-    """Return what the run, saved as `saved`, trains with if `settings` change. Writes nothing."""
-    config = _changed_config(run, settings, on_event)
-    device = choose_device(config.training.device, config.training.dtype)
+    """Return what the run, saved as `saved`, trains with if `settings` change. Writes nothing.
+
+    On another device or with another precision, what depends on it is chosen again.
+    """
+    recorded = run.config.settings()
+    is_moved = settings.get("device", recorded["device"]) != recorded["device"]
+    dtype = settings.get("dtype", "auto" if is_moved else recorded["dtype"])
+    device = choose_device(str(settings.get("device", recorded["device"])), str(dtype))
+    computing = {"device": device.name, "dtype": device.dtype}
+    settings = {key: computing.get(key, value) for key, value in settings.items()}
+    if moved := differing_names(computing, recorded):
+        recorded = {k: v for k, v in recorded.items() if k not in _OF_THE_DEVICE}
+        again = ", ".join(f"`{k}`" for k in _OF_THE_DEVICE if k not in settings)
+        other = "device" if "device" in moved else "precision"
+        on_event(Note(f"{again} are chosen again, since the run was trained on another {other}"))
+    changed = {key: settings[key] for key in differing_names(settings, recorded)}
+    for key in sorted(changed.keys() & set(_ROUNDING)):
+        on_event(Note(f"`{key}` differs from the original run; results may differ by rounding"))
+    config = resolve(changed, recorded)
     if "device" not in settings:
         device = replace(device, reason="recorded in the run")
     dataset = dataset or run.open_dataset(verify=verify)
-    _check_steps(run, saved, config.training.steps, on_event)
+    steps = config.training.steps
+    more = f"use `steps` {2 * saved.step}, or any total above {saved.step}"
+    if steps is not None and saved.step > steps:
+        raise AttnlmError(f"{run.name} has already made {saved.step} steps", more)
+    if saved.step == saved.evaluated_step == steps:
+        on_event(Note(f"{run.name} is finished; to extend it, {more}"))
     missing = missing_form(config, device, dataset.vocab_size)
     if missing is not None and "compile" not in settings:
         on_event(Note(f"{missing.message}: the modules compute from now on"))
         config = config.with_training(compile="modules")
     return autotune(config, device, dataset, is_resumed=True), dataset, device
-
-
-def _changed_config(run: Run, settings: Mapping[str, Setting], on_event: OnEvent) -> Config:
-    """Return the run's configuration with `settings`."""
-    recorded = run.config.settings()
-    computing = {key: settings.get(key, recorded[key]) for key in ("device", "dtype")}
-    if computing.keys() & settings.keys():
-        chosen_device = choose_device(str(computing["device"]), str(computing["dtype"]))
-        computing = {"device": chosen_device.name, "dtype": chosen_device.dtype}
-        settings = {k: computing.get(k, v) for k, v in settings.items()}
-    if computing.items() - recorded.items():
-        recorded = {k: v for k, v in recorded.items() if k not in _OF_THE_DEVICE}
-        chosen = ", ".join(f"`{k}`" for k in _OF_THE_DEVICE if k not in settings)
-        other = "device" if computing["device"] != recorded["device"] else "precision"
-        on_event(Note(f"{chosen} are chosen again, since the run was trained on another {other}"))
-    changed = {key: settings[key] for key in differing_names(settings, recorded)}
-    for key in sorted(changed.keys() & set(_ROUNDING)):
-        on_event(Note(f"`{key}` differs from the original run; results may differ by rounding"))
-    return resolve(changed, recorded)
-
-
-def _check_steps(run: Run, saved: CheckpointFacts, steps: int | None, on_event: OnEvent) -> None:
-    """Raise AttnlmError if the run has already made more than `steps` steps."""
-    more = f"use `steps` {2 * saved.step}, or any total above {saved.step}"
-    if steps is None:
-        return
-    if saved.step > steps:
-        raise AttnlmError(f"{run.name} has already made {saved.step} steps", more)
-    planned = run.config.training.steps
-    if planned is not None and steps < planned:
-        on_event(Note(f"{run.name} was planned for {planned:,} steps; it now ends after {steps:,}"))
-    if saved.step == saved.evaluated_step == steps:
-        on_event(Note(f"{run.name} is finished; to extend it, {more}"))
 
 
 def _check_same(run: Run, request: Request, dataset: Dataset, parent: ParentRecord | None) -> None:
