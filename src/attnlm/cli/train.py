@@ -14,7 +14,7 @@ from typing import Any
 import typer
 
 import attnlm
-from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.errors import UsageError
 from attnlm.base.folders import command_for, default_name, find_folder, folder_flag
 from attnlm.base.formatting import duration, quantity
 from attnlm.cli import console, options
@@ -204,11 +204,7 @@ def _report(run: attnlm.Run, json: bool, quiet: bool) -> None:
     from attnlm.see.curves import verdict
 
     result = run.result()
-    if result is None:  # as when `--exist-ok` finds a run without its metrics.jsonl
-        raise AttnlmError(
-            f"{run.path / 'metrics.jsonl'} has no evaluations",
-            f"measure its checkpoints again: {command_for('attnlm eval', run.path)}",
-        )
+    assert result is not None  # it is finished
     last = result.last
     outcome = {k: v for k, v in run_summary(run).items() if k not in BEGINNING}
     words = verdict(result.records, run.dataset, run.config.spec.name)

@@ -112,7 +112,8 @@ def _create_folder(
     name of `<model>-001`, `<model>-002`, … Raises as `create_run` does.
     """
     checkpoint_dir = run.path
-    with workspace(checkpoint_dir) as work:
+    hint = ", or name another `checkpoint_dir`"
+    with files.explaining_os_errors(checkpoint_dir, hint), workspace(checkpoint_dir) as work:
         folder = work / "new"
         folder.mkdir()
         files.write_json(folder / "tokenizer.json", tokenizer.to_json())

@@ -211,44 +211,43 @@ def import_run(
         check_name_is_free(name, checkpoint_dir, is_trained=False)
     if block_size is not None:
         check_value(Architecture, "block_size", block_size)
-    with files.explaining_os_errors(checkpoint_dir, ", or name another `checkpoint_dir`"):
-        if is_local and revision is not None:
-            hint = f"leave it out: {source} is on this machine"
-            raise UsageError("`revision` applies only to models of the Hub", hint)
-        origin = str(path.absolute())
-        if file and (saved := read_page_model(file)):
-            if block_size is not None:
-                what = "`block_size` does not apply to a model that a page trained"
-                raise UsageError(what, "leave it out")
-            return create_imported(*saved, origin, name, checkpoint_dir)
-        hub.import_transformers(f"importing {source}")
-        folders = hub.describe(source, base, revision, on_event)
-        folder = folders[source]
-        if not is_local:
-            origin = f"{source}@{folder.name}"
-        model_folder, *adapters = folders.values()
-        their_config, config = read_config(model_folder, block_size)
-        for each, place in folders.items():
-            hub.fetch(each, place.name, hub.WEIGHTS, on_event)
-        size, stock = their_config.vocab_size, _class(their_config.model_type)
-        theirs = hub.load(stock, their_config, model_folder, None if adapters else file)
-        for adapter in adapters:
-            theirs = hub.with_adapter(theirs, adapter)
-        own = (folder / "tokenizer.json").exists()
-        tokenizer = read_tokenizer_files(folder if own else model_folder, size)
-        config, weights = _our_weights(theirs, config)
-        ours = build_with_weights(config.spec, size, weights).eval()
-        with quiet_transformers("compute the model", _HINT):
-            token = first_difference(ours, theirs, tokenizer)
-        if token is not None:
-            raise AttnlmError(
-                f"attnlm and transformers compute different results for {source}, from token "
-                f"{token + 1:,} on",
-                f"use a shorter context: `block_size` {token}" if token > 7 else _HINT,
-            )
-        text = origin.rpartition("/")[2].partition("@")[0]
-        named = dict(ours.named_parameters())
-        return create_imported(config, tokenizer, named, text, 0, origin, name, checkpoint_dir)
+    if is_local and revision is not None:
+        hint = f"leave it out: {source} is on this machine"
+        raise UsageError("`revision` applies only to models of the Hub", hint)
+    origin = str(path.absolute())
+    if file and (saved := read_page_model(file)):
+        if block_size is not None:
+            what = "`block_size` does not apply to a model that a page trained"
+            raise UsageError(what, "leave it out")
+        return create_imported(*saved, origin, name, checkpoint_dir)
+    hub.import_transformers(f"importing {source}")
+    folders = hub.describe(source, base, revision, on_event)
+    folder = folders[source]
+    if not is_local:
+        origin = f"{source}@{folder.name}"
+    model_folder, *adapters = folders.values()
+    their_config, config = read_config(model_folder, block_size)
+    for each, place in folders.items():
+        hub.fetch(each, place.name, hub.WEIGHTS, on_event)
+    size, stock = their_config.vocab_size, _class(their_config.model_type)
+    theirs = hub.load(stock, their_config, model_folder, None if adapters else file)
+    for adapter in adapters:
+        theirs = hub.with_adapter(theirs, adapter)
+    own = (folder / "tokenizer.json").exists()
+    tokenizer = read_tokenizer_files(folder if own else model_folder, size)
+    config, weights = _our_weights(theirs, config)
+    ours = build_with_weights(config.spec, size, weights).eval()
+    with quiet_transformers("compute the model", _HINT):
+        token = first_difference(ours, theirs, tokenizer)
+    if token is not None:
+        raise AttnlmError(
+            f"attnlm and transformers compute different results for {source}, from token "
+            f"{token + 1:,} on",
+            f"use a shorter context: `block_size` {token}" if token > 7 else _HINT,
+        )
+    text = origin.rpartition("/")[2].partition("@")[0]
+    named = dict(ours.named_parameters())
+    return create_imported(config, tokenizer, named, text, 0, origin, name, checkpoint_dir)
 
 
 def _our_weights(theirs: Any, config: Config) -> tuple[Config, dict[str, Any]]:

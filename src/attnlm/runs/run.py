@@ -124,8 +124,12 @@ class Checkpoint:
             evaluated = f"validation loss {self.val_loss:.4f}"
             evaluated += f" on {self.part}" if self.part else ""
             evaluated += f", {NOT_COMPARABLE}" if self.leaks else ""
-        kind = "kept" if self.which.isdecimal() else self.which
-        return f"{kind} checkpoint (step {self.step}, {evaluated})"
+        return f"{_kind_of(self.which)} checkpoint (step {self.step}, {evaluated})"
+
+
+def _kind_of(which: str) -> str:
+    """Return the word for a checkpoint: best, last or, for a step, kept."""
+    return "kept" if which.isdecimal() else which
 
 
 @dataclass(frozen=True)
@@ -177,9 +181,8 @@ class Run(RunFacts):
         """The origin of its weights: `multi-head-001, best checkpoint (step 1,000)`, or ""."""
         if self.parent is None:
             return ""
-        parent = self.parent
-        kind = "kept" if parent.checkpoint.isdecimal() else parent.checkpoint
-        return f"{parent.name}, {kind} checkpoint (step {parent.step:,})"
+        kind = _kind_of(self.parent.checkpoint)
+        return f"{self.parent.name}, {kind} checkpoint (step {self.parent.step:,})"
 
     @property
     def evaluated_part(self) -> str:
@@ -218,42 +221,33 @@ class Run(RunFacts):
         """
         if isinstance(which, Checkpoint):
             return which
-        if str(which).isdecimal():
-            kept = self.kept_steps()
-            if int(which) not in kept:
-                steps = ", ".join(f"{step}" for step in kept)
-                raise UsageError(
-                    f"{self.name} has not kept the weights of step {int(which)}",
-                    f"choose from {steps}, best, last" if kept else "train with `keep_every`",
-                )
-            return self._described(str(int(which)), self.kept(int(which)))
-        if which not in ("auto", "best", "last"):
+        which = str(which)
+        if which == "auto":
+            which = "best"
+            if self.last.exists():
+                is_untrained = self.best.exists() and self.facts(self.best).step == 0
+                last = self.facts(self.last) if is_untrained else None
+                if not self.best.exists() or (last and last.evaluated_step == 0 < last.step):
+                    which = "last"
+        paths = {str(step): self.kept(step) for step in self.kept_steps()}
+        paths |= {"best": self.best, "last": self.last}
+        if which not in paths:
             raise UsageError(
                 f"invalid value for `checkpoint`: {which!r}",
-                "choose from auto, best, last, or a step that `keep_every` kept",
+                f"of {self.name}, choose from {', '.join(paths)}, auto",
             )
-        is_auto = which == "auto" and self.last.exists()
-        if which == "last" or (is_auto and not self.best.exists()):
-            return self._described("last", self.last)
-        best = self._described("best", self.best)
-        if is_auto and best.step == 0:
-            last = self.facts(self.last)
-            if last.evaluated_step == 0 < last.step:
-                return self._described("last", self.last)
-        return best
-
-    def facts(self, path: Path) -> CheckpointFacts:
-        """Return what the checkpoint at `path` holds with the tensors. Raises AttnlmError."""
-        return record_from_json(CheckpointFacts, load_facts(path), path, COPY_THE_RUN)
-
-    def _described(self, which: str, path: Path) -> Checkpoint:
-        facts = self.facts(path)
+        facts = self.facts(paths[which])
         loss = facts.val_loss
         if loss is None:
             with contextlib.suppress(AttnlmError):  # the checkpoint is usable without metrics
                 losses = {record.step: record.val_loss for record in self.evaluations()}
                 loss = losses.get(facts.step)
-        return Checkpoint(which, path, facts.step, loss, self.evaluated_part, bool(self.leaks))
+        part, leaks = self.evaluated_part, bool(self.leaks)
+        return Checkpoint(which, paths[which], facts.step, loss, part, leaks)
+
+    def facts(self, path: Path) -> CheckpointFacts:
+        """Return what the checkpoint at `path` holds with the tensors. Raises AttnlmError."""
+        return record_from_json(CheckpointFacts, load_facts(path), path, COPY_THE_RUN)
 
     @cached_property
     def tokenizer(self) -> tokenizer.Tokenizer:

@@ -296,16 +296,15 @@ def _new_job(
         delete_folder(run.path)  # nothing was saved yet: start again
     leaks = refuse_leaks(request.config, data.vocab_size, force)
     config, device = complete_config(request, data, call.began, call.on_event)
-    with explaining_os_errors(call.checkpoint_dir, ", or name another `checkpoint_dir`"):
-        run = create_run(
-            config,
-            data,
-            parameter_count(config.spec, data.vocab_size),
-            name=name,
-            checkpoint_dir=call.checkpoint_dir,
-            parent=record,
-            leaks=leaks,
-        )
+    run = create_run(
+        config,
+        data,
+        parameter_count(config.spec, data.vocab_size),
+        name=name,
+        checkpoint_dir=call.checkpoint_dir,
+        parent=record,
+        leaks=leaks,
+    )
     call.until_end.enter_context(_removing_if_unused(run))
     call.until_end.enter_context(run.training_lock())
     return Job(run, (data, device), is_fresh=True)
