@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import time
@@ -15,6 +16,7 @@ import torch
 import attnlm
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, ignore
+from attnlm.compute.device import Device
 from attnlm.compute.threads import threads_of_torch
 from attnlm.config.new_run import SizeCandidates, resolve_new
 from attnlm.config.recipes import load_sizes
@@ -59,9 +61,17 @@ def test_slow_first_steps_do_not_count(
         clock.advance(10.0 if next(steps) < slow else 0.5)
         return torch.zeros(())
 
-    stepper: Any = SimpleNamespace(step=step)
-    stepper.state = SimpleNamespace(device=SimpleNamespace(name=device))
-    assert sizes.seconds_per_step(stepper, least) == pytest.approx(0.5, rel=1e-3)
+    stepper = SimpleNamespace(step=step, training=SimpleNamespace(micro_batch_size=7))
+    for name, stand_in in {
+        "Stepper": lambda *_: stepper,
+        "initial_state": lambda *_: None,
+        "use_precision": lambda *_: None,
+        "keeping_random_state": lambda *_: contextlib.nullcontext(),
+    }.items():
+        monkeypatch.setattr(sizes, name, stand_in)
+    device_of_tests = Device(device, "float32", "tests")
+    seconds, fitting = sizes.time_step(resolve({}), device_of_tests, MEGABYTE, least)
+    assert seconds == pytest.approx(0.5, rel=1e-3) and fitting == 7
     assert next(steps) == slow + made
 
 

@@ -243,27 +243,26 @@ def _step_flops(config: Config, dataset: Dataset) -> float:
     return 6.0 * parameter_count(config.spec, dataset.vocab_size) * config.tokens_per_step
 
 
-def make_trial_stepper(config: Config, device: Device, dataset: Dataset) -> Stepper:
-    """Return a stepper for a new model, on which steps can be measured."""
-    use_precision(device)
-    config = config.with_training(steps=2**30, budget=None)
-    state = initial_state(config, dataset.vocab_size, device)
-    return Stepper(state, config, dataset)
+def time_step(
+    config: Config, device: Device, dataset: Dataset, least: float
+) -> tuple[float, int | None]:
+    """Return the seconds of a step of a complete configuration, and the micro-batch that fits.
 
-
-def seconds_per_step(stepper: Stepper, least: float) -> float:
-    """Return the seconds of a step, without the first ones, which are slower.
-
-    The mean is of as many steps as take `least` seconds, and of one at least.
+    The first steps, which are slower, do not count. The mean is of as many steps as take `least`
+    seconds, and of one at least.
     """
-    for _ in range(FIRST_CALLS if stepper.state.device.name == "cuda" else 1):
-        stepper.step().item()
-    began = time.perf_counter()
-    count, seconds = 0, 0.0
-    while seconds < max(least, 1e-9):
-        stepper.step().item()
-        count, seconds = count + 1, time.perf_counter() - began
-    return seconds / count
+    config = config.with_training(steps=2**30, budget=None)
+    with keeping_random_state(device, config):
+        use_precision(device)
+        stepper = Stepper(initial_state(config, dataset.vocab_size, device), config, dataset)
+        for _ in range(FIRST_CALLS if device.name == "cuda" else 1):
+            stepper.step().item()
+        began = time.perf_counter()
+        count, seconds = 0, 0.0
+        while seconds < max(least, 1e-9):
+            stepper.step().item()
+            count, seconds = count + 1, time.perf_counter() - began
+        return seconds / count, stepper.training.micro_batch_size
 
 
 def random_dataset(vocab_size: int, block_size: int, tokenizer: str | None = None) -> Dataset:
@@ -348,6 +347,6 @@ def seconds_per_token(config: Config, dataset: Dataset, least: float) -> float:
     device = choose_training_device(config, dataset)
     if device.name == "cuda" and config.training.compile == "auto":
         config = config.with_training(compile="modules")  # to compile every size would take minutes
-    with torch_settings_restored(), keeping_random_state(device, config):
-        stepper = make_trial_stepper(autotune(config, device, dataset), device, dataset)
-        return seconds_per_step(stepper, least) / config.tokens_per_step
+    with torch_settings_restored():
+        seconds, _ = time_step(autotune(config, device, dataset), device, dataset, least)
+        return seconds / config.tokens_per_step

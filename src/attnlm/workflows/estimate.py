@@ -24,13 +24,7 @@ from attnlm.runs.load_model import check_tokenizer
 from attnlm.runs.records import RunFacts
 from attnlm.runs.run import Run, open_run
 from attnlm.training.memory import estimate_memory
-from attnlm.training.random_state import keeping_random_state
-from attnlm.workflows.autotune import (
-    complete_config,
-    make_trial_stepper,
-    random_dataset,
-    seconds_per_step,
-)
+from attnlm.workflows.autotune import complete_config, random_dataset, time_step
 from attnlm.workflows.train import check_resume, open_rest, open_saved_run, refuse_leaks
 
 _MEASURED = 2.0  # seconds of steps
@@ -145,11 +139,8 @@ def estimate(
             refuse_leaks(request.config, data.vocab_size, force)
             config, device = complete_config(request, data, began, on_event)
         on_event(Note("measuring the time of a step"))
-        with keeping_random_state(device, config):
-            stepper = make_trial_stepper(config, device, data)
-            seconds = seconds_per_step(stepper, _MEASURED)
-        fitting = stepper.training.micro_batch_size  # memory may have run out
-        config = config.with_training(micro_batch_size=fitting)
+        seconds, fitting = time_step(config, device, data, _MEASURED)
+        config = config.with_training(micro_batch_size=fitting)  # memory may have run out
     steps = config.training.max_steps - made
     if config.training.budget is not None:
         steps = min(steps, (1 - progress) * config.training.budget // seconds)

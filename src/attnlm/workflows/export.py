@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import attnlm
 from attnlm.base import files
-from attnlm.base.atomic_folders import workspace
+from attnlm.base.atomic_folders import move_to_free, workspace
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import OnEvent, ignore
 from attnlm.base.suggestions import suggestion
@@ -56,8 +57,8 @@ def export(
 
     The output is complete or absent. `on_event` receives a Note if a text is too long.
     Raises UsageError for an unknown format or type, and for a model that the format can't express
-    or the page can't train. Raises AttnlmError if `path` exists already (for hf, an empty folder
-    may exist), if files are missing or damaged, or if the format can't express the tokenizer.
+    or the page can't train. Raises AttnlmError if `path` exists already, if files are missing or
+    damaged, or if the format can't express the tokenizer.
     """
     on_event = on_event or ignore
     named = [run] if run is None or isinstance(run, str | Path | Run) else run
@@ -135,8 +136,8 @@ def _export_hf(run: Run, path: Path, checkpoint: str, public: bool) -> Exported:
     place = str(path)
     if is_upload := place.startswith(hub.PREFIX):
         hub.check_upload(place)
-    else:
-        _check_folder_free(path)
+    elif os.path.lexists(path):
+        raise AttnlmError(f"{path} exists", "name a new folder")
     chosen = run.checkpoint(checkpoint)
     hub.import_transformers("exporting a run")
     from attnlm.runs.hugging_face import write_model  # loads PyTorch
@@ -152,18 +153,8 @@ def _export_hf(run: Run, path: Path, checkpoint: str, public: bool) -> Exported:
         if is_upload:
             hub.upload(new, place, public)
         else:
-            _check_folder_free(path)
-            if path.is_dir():
-                path.rmdir()
-            new.rename(path)
+            move_to_free(new, [path])
     return Exported(path, stock, chosen.which)
-
-
-def _check_folder_free(folder: Path) -> None:
-    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise AttnlmError(f"{folder} is not a folder", "name a new folder")
-    if folder.is_dir() and any(folder.iterdir()):
-        raise AttnlmError(f"the folder {folder} is not empty", "name a new folder")
 
 
 def _model_card(run: Run, checkpoint: Checkpoint, stock: str) -> str:
