@@ -212,7 +212,7 @@ private=not public => private=False
 GPT-2's matrices are not transposed
 tensor = tensor.T => tensor = tensor.clone()
 a class without a part is taken
-if first_difference(ours, theirs, run.tokenizer) is not None: => if False:
+if first_difference(ours, model, tokenizer) is not None: => if False:
 a model is imported although it computes something else
 if token is not None: => if False:
 == runs/records.py

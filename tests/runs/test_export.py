@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 import attnlm
-from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.errors import AttnlmError
 from attnlm.data.dataset import Dataset
 from attnlm.tokens.tokenizer import CharTokenizer, Tokenizer
 from attnlm.tokens.tokenizer_json import library_tokenizer
@@ -136,7 +136,7 @@ def test_models_that_no_class_computes_are_refused(
     name: str, reason: str, dataset: Dataset, tmp_path: Path, transformers: Any
 ) -> None:
     run = random_run(name, dataset, tmp_path / "runs")
-    with pytest.raises(UsageError, match="transformers cannot express") as refused:
+    with pytest.raises(AttnlmError, match="transformers cannot express") as refused:
         attnlm.export(run, tmp_path / "out")
     assert reason in refused.value.message and "`model`" in refused.value.hint
     assert not (tmp_path / "out").exists()

@@ -53,10 +53,11 @@ _CONTEXT = 1024  # tokens, unless `block_size` is given
 
 _CLASSES = {
     "qwen3": "Qwen3ForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
     "llama": "LlamaForCausalLM",
     "gpt2": "GPT2LMHeadModel",
-    "mistral": "MistralForCausalLM",  # never exported: it is LlamaForCausalLM with a window
+    # Never exported: LlamaForCausalLM has the same parts.
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",  # `transformers` reads any tokenizer beside it as Qwen2's
 }
 """The classes by `model_type`."""
 _PRESETS = {"gpt2": "gpt2", "qwen3": "qwen3"}  # llama for the others
@@ -135,8 +136,6 @@ def _config(a: Architecture, kind: str) -> dict[str, Any]:
         rotary |= {"rope_type": "llama3", "original_max_position_embeddings": a.rotary_context}
         rotary |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
     config |= {"rope_parameters": rotary, "hidden_act": "silu" if a.mlp == "swiglu" else a.mlp}
-    if kind == "qwen2":
-        return {key: value for key, value in config.items() if key != "head_dim"}
     biases = {"attention_bias": a.qkv_bias or (a.bias and kind == "llama")}
     return config | biases | ({"mlp_bias": a.bias} if kind == "llama" else {})
 
@@ -313,17 +312,27 @@ def read_config(folder: Path, block_size: int | None) -> tuple[Any, Config]:
 def write_model(run: Run, checkpoint: Checkpoint, folder: Path) -> str:
     """Write a run's model and tokenizer to a new folder, and return the class of `transformers`.
 
-    Raises UsageError if no class computes the same, AttnlmError if their tokenizer encodes texts
-    differently.
+    Raises AttnlmError if the class computes something else, or encodes texts differently.
     """
     from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 
-    tokenizer = run.tokenizer
+    a = require_architecture(run.config.spec, "the format of another tool")
+    tokenizer, weights = run.tokenizer, load_weights(run, checkpoint)
+    if tokenizer.name == "ids":
+        raise UsageError(
+            f"{run.name} was trained on ids, for which transformers has no tokenizer",
+            "read its weights with safetensors, or export to html",
+        )
     end, first = tokenizer.end_of_text, tokenizer.beginning
     # Without these keys, `transformers` would use default ids.
     special = {"bos_token_id": end if first is None else first}
     special |= {"eos_token_id": end, "pad_token_id": end}
-    model = _stock_model(run, load_weights(run, checkpoint), special)
+    ours = build_with_weights(a, run.vocab_size, weights).eval()
+    kind = "gpt2" if a.norm == "layer" else "qwen3" if a.query_key_norm else "llama"
+    with quiet_transformers(f"express {run.name} as {_CLASSES[kind]}", _EXPORTED):
+        model = _filled_model(a, kind, weights, {**special, "vocab_size": run.vocab_size})
+        if first_difference(ours, model, tokenizer) is not None:
+            raise ValueError("it computes something else")
     # Sample from all tokens at temperature 1, the defaults of `attnlm sample`.
     sampling = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
     model.generation_config = GenerationConfig(**special, **sampling)
@@ -331,7 +340,7 @@ def write_model(run: Run, checkpoint: Checkpoint, folder: Path) -> str:
     named = {name.removesuffix("_id"): i for name, i in special.items() if i is not None}
     PreTrainedTokenizerFast(
         tokenizer_object=library_tokenizer(tokenizer),
-        model_max_length=run.config.spec.block_size,
+        model_max_length=a.block_size,
         clean_up_tokenization_spaces=False,
         padding_side="left",  # as `generate` needs it
         model_input_names=["input_ids", "attention_mask"],
@@ -339,36 +348,7 @@ def write_model(run: Run, checkpoint: Checkpoint, folder: Path) -> str:
     ).save_pretrained(folder)
     loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     check_equal(tokenizer, loaded.backend_tokenizer)
-    return type(model).__name__
-
-
-def _stock_model(run: Run, weights: Mapping[str, Array], special: Mapping[str, int | None]) -> Any:
-    """Return a model of a stock class that computes the same as a run's with these weights.
-
-    Raises UsageError if there is none.
-    """
-    a = require_architecture(run.config.spec, "the format of another tool")
-    if run.tokenizer.name == "ids":
-        raise UsageError(
-            f"{run.name} was trained on ids, for which transformers has no tokenizer",
-            "read its weights with safetensors, or export to html",
-        )
-    ours = build_with_weights(a, run.vocab_size, weights).eval()
-    kinds = ["gpt2" if a.norm == "layer" else "qwen3" if a.query_key_norm else "llama"]
-    if kinds == ["llama"] and run.tokenizer.name == "qwen2":
-        # `transformers` reads any tokenizer of a Qwen2 model as Qwen2's.
-        kinds.insert(0, "qwen2")
-    for kind in kinds:
-        what = f"express {run.name} as {_CLASSES[kind]}"
-        try:
-            with quiet_transformers(what, _EXPORTED):
-                theirs = _filled_model(a, kind, weights, {**special, "vocab_size": run.vocab_size})
-                if first_difference(ours, theirs, run.tokenizer) is not None:
-                    raise ValueError("it computes something else")
-                return theirs
-        except AttnlmError as error:
-            problem = error
-    raise UsageError(problem.message, problem.hint)
+    return _CLASSES[kind]
 
 
 def _filled_model(
