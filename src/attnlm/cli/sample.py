@@ -290,22 +290,25 @@ def eval_(
         summary = f"{right / len(answers):.1%} of answers right: {right:,} of {len(answers):,}"
         console.print_result_or_json(summary, facts, json)
         return
-    other = None if data is None else attnlm.open_dataset(data, data_dir=opened.data_dir)
-    dataset = opened.dataset if other is None else other
-    evaluation = attnlm.evaluate(opened, data=other, **settings)
+    verify = settings.pop("verify")
+    if data is None:
+        dataset = opened.open_dataset(verify=verify)
+    else:
+        dataset = attnlm.open_dataset(data, data_dir=opened.data_dir, verify=verify)
+    references = opened.dataset if data is None else dataset
+    evaluation = attnlm.evaluate(opened, data=dataset, **settings)
     console.say(
         f"{opened.name}, {chosen.which} checkpoint (step {chosen.step}), "
         f"{evaluation.tokens:,} tokens predicted"
     )
     if opened.leaks:
         console.say(f"{NOT_COMPARABLE}: {opened.leaks.partition(';')[0]}")
-    console.say(f"baselines: {baselines(opened.vocab_size, dataset)}")
+    console.say(f"baselines: {baselines(opened.vocab_size, references)}")
     longer_accuracy = None
     if evaluation.accuracy is not None:
         from attnlm.workflows.answers import longer_pairs
 
-        examples = other or opened.open_dataset()
-        if longer := longer_pairs(examples):
+        if longer := longer_pairs(dataset):
             answers = attnlm.answer_pairs(
                 opened, longer, checkpoint=chosen.which, device=settings["device"]
             )
@@ -321,8 +324,8 @@ def eval_(
         "bits_per_byte": evaluation.bits_per_byte,
         "perplexity": perplexity,
         "tokens": evaluation.tokens,
-        "bigram_loss": dataset.bigram_loss,
-        "floor": dataset.floor,
+        "bigram_loss": references.bigram_loss,
+        "floor": references.floor,
         "checkpoint": chosen.which,
         "step": chosen.step,
         "leaks": opened.leaks,

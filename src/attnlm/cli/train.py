@@ -15,7 +15,7 @@ import typer
 
 import attnlm
 from attnlm.base.errors import UsageError
-from attnlm.base.folders import command_for, default_name, find_folder, folder_flag
+from attnlm.base.folders import command_for, default_name, folder_flag
 from attnlm.base.formatting import duration, quantity
 from attnlm.cli import console, options
 from attnlm.cli.event_printer import BEGINNING, Display, computation, counted, parts_in_words
@@ -89,7 +89,8 @@ def train(
     on the model: "64; 128 (gpt2)" means 128 for gpt2, and 64 for all others; "2 (gpt2)" means that
     the option applies to gpt2 only.
     """
-    places = {name: settings.pop(name) for name in ("checkpoint_dir", "data_dir", "verify")}
+    places = {name: settings.pop(name) for name in ("checkpoint_dir", "data_dir")}
+    verify = settings.pop("verify")
     checkpoint = settings.pop("checkpoint")
     checkpoint_dir, data_dir = Path(places["checkpoint_dir"]), Path(places["data_dir"])
     settings = options.typed_settings(settings, set_)
@@ -98,7 +99,7 @@ def train(
         from attnlm.see.loggers import check_tools
 
         check_tools(tools)
-    data: str | Path | None = dataset
+    data: str | attnlm.Dataset | None = dataset
     parent: attnlm.Run | None = None
     count = 1
     if is_launched():
@@ -106,7 +107,9 @@ def train(
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         quiet = quiet or not is_main()
     elif resume is not None and not print_config:
-        resumed = attnlm.open_run(resume, checkpoint_dir=checkpoint_dir)
+        resumed = attnlm.open_run(resume, **places)
+        if verify:
+            resumed.open_dataset(verify=True)
         count = settings.get("processes", resumed.config.training.processes)
     else:  # errors are reported before torch is loaded
         if start_from is not None:
@@ -120,7 +123,7 @@ def train(
         count = request.config.training.processes
         settings = {"request": request}
         if vocab_size is None:
-            data = find_folder(dataset, data_dir, kind="data set")
+            data = attnlm.open_dataset(dataset, data_dir=data_dir, verify=verify)
         if name is not None and not exist_ok:
             from attnlm.runs.create_run import check_name_is_free
 

@@ -89,7 +89,6 @@ def estimate(
     force: bool = False,
     checkpoint_dir: str | Path = "checkpoints",
     data_dir: str | Path = "data",
-    verify: bool = False,
     on_event: OnEvent | None = None,
     request: Request | None = None,
     **settings: Any,
@@ -121,7 +120,7 @@ def estimate(
             run = open_saved_run(resume, checkpoint_dir, data_dir)
             saved = run.facts(run.last)
             made, progress = saved.step, saved.progress
-            config, data, device = open_rest(run, saved, settings, None, verify, on_event)
+            config, data, device = open_rest(run, saved, settings, None, on_event)
         else:
             parent = None
             if start_from is not None:
@@ -133,7 +132,7 @@ def estimate(
             if vocab_size is not None:
                 data = _random_data(vocab_size, dataset, request)
             else:
-                data = open_dataset(dataset, data_dir=data_dir, verify=verify)
+                data = open_dataset(dataset, data_dir=data_dir)
                 if parent is not None:
                     check_tokenizer(parent, data)
             refuse_leaks(request.config, data.vocab_size, force)

@@ -39,7 +39,6 @@ def evaluate(
     checkpoint: str = "auto",
     data: str | Path | Dataset | None = None,
     device: str = "auto",
-    verify: bool = False,
 ) -> Evaluation:
     """Return the loss of a run's checkpoint on the validation split of a data set.
 
@@ -48,17 +47,16 @@ def evaluate(
     The data set is `data` or, if `data` is None, the one that the run was trained on. At most the
     first 4,194,304 tokens of the split are measured. On the machine of the training, the loss
     equals bit for bit what training logged for the same tokens, because `evaluate` keeps the
-    layout of parameters in memory, the threads and the precision of the training. `open_dataset`
-    explains `verify`.
+    layout of parameters in memory, the threads and the precision of the training.
 
     Raises AttnlmError if something is missing or damaged, if `data` was encoded with another
     tokenizer, or if the loss is not finite.
     """
     run = open_run(run)
     if data is None:
-        dataset = run.open_dataset(verify=verify)
+        dataset = run.open_dataset()
     else:
-        dataset = open_dataset(data, verify=verify)
+        dataset = open_dataset(data)
         check_tokenizer(run, dataset)
     model, chosen = load_model(run, checkpoint=checkpoint, device=device)
     training = run.config.training

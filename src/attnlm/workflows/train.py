@@ -62,7 +62,6 @@ def train(
     force: bool = False,
     checkpoint_dir: str | Path = "checkpoints",
     data_dir: str | Path = "data",
-    verify: bool = False,
     log: str | Sequence[str] | None = None,
     on_event: OnEvent | None = None,
     on_step: OnStep | None = None,
@@ -85,7 +84,7 @@ def train(
     exists, train raises AttnlmError; but if `exist_ok` is True and the run has this configuration
     and data set, train returns it if it is finished, and resumes it if not.
     A model with own code whose logits depend on later tokens is trained only if `force` is True.
-    The hashes of .bin files over 1 GiB are checked only if `verify` is True. `budget`
+    `budget`
     is the time for the whole call; the learning rate and the evaluations then depend on the time
     instead of the steps.
 
@@ -98,7 +97,7 @@ def train(
     saves the last complete step and raises Interrupted, a KeyboardInterrupt. So `on_event` can stop
     training in the main thread: `signal.raise_signal(signal.SIGINT)`.
     """
-    with _opened_call(Path(checkpoint_dir), Path(data_dir), verify, log, on_event) as call:
+    with _opened_call(Path(checkpoint_dir), Path(data_dir), log, on_event) as call:
         processes = call.processes
         if processes.count > 1:
             settings = {"processes": processes.count, **settings}
@@ -144,7 +143,6 @@ class _Call:
 
     checkpoint_dir: Path
     data_dir: Path
-    verify: bool
     began: float
     """the `time.perf_counter` at which a budget begins"""
     processes: Processes
@@ -168,7 +166,6 @@ class Job(NamedTuple):
 def _opened_call(
     checkpoint_dir: Path,
     data_dir: Path,
-    verify: bool,
     log: str | Sequence[str] | None,
     on_event: OnEvent | None,
 ) -> Iterator[_Call]:
@@ -183,7 +180,7 @@ def _opened_call(
             logs = LogListener(CurveDrawer(on_event or ignore), tools)
             listener = stack.enter_context(contextlib.closing(logs))
         stack.enter_context(torch_settings_restored())
-        yield _Call(checkpoint_dir, data_dir, verify, began, processes, listener, stack)
+        yield _Call(checkpoint_dir, data_dir, began, processes, listener, stack)
 
 
 def _trained(
@@ -237,7 +234,7 @@ def _received_job(call: _Call) -> Job:
     run = run_from_content(Path(path), config, call.data_dir)
     if is_finished:
         return Job(run, None, is_fresh)
-    dataset = run.open_dataset(verify=call.verify)
+    dataset = run.open_dataset()
     device = choose_device(run.config.training.device, run.config.training.dtype)
     return Job(run, (dataset, device), is_fresh)
 
@@ -281,7 +278,7 @@ def _new_job(
         if existing is None or not existing.is_dir():
             check_name_is_free(name, call.checkpoint_dir)
             existing = None
-    data = open_dataset(dataset, data_dir=call.data_dir, verify=call.verify)
+    data = open_dataset(dataset, data_dir=call.data_dir)
     if parent is not None and existing is None:
         check_tokenizer(parent, data)
         check_context(request.config, data, is_fixed=True)
@@ -394,7 +391,7 @@ def _resumed_job(
     """
     call.until_end.enter_context(run.training_lock())
     saved = run.facts(run.last)
-    rest = open_rest(run, saved, settings, dataset, call.verify, call.on_event)
+    rest = open_rest(run, saved, settings, dataset, call.on_event)
     config, dataset, device = rest
     _check_launched(config.training, call.processes)
     with explaining_os_errors(run.path, f", then: {resume_command(run.path)}"):
@@ -413,7 +410,6 @@ def open_rest(
     saved: CheckpointFacts,
     settings: Mapping[str, Setting],
     dataset: Dataset | None,
-    verify: bool,
     on_event: OnEvent,
 ) -> tuple[Config, Dataset, Device]:
     """Return what the run, saved as `saved`, trains with if `settings` change. Writes nothing.
@@ -437,7 +433,7 @@ def open_rest(
     config = resolve(changed, recorded)
     if "device" not in settings:
         device = replace(device, reason="recorded in the run")
-    dataset = dataset or run.open_dataset(verify=verify)
+    dataset = dataset or run.open_dataset()
     steps = config.training.steps
     more = f"use `steps` {2 * saved.step}, or any total above {saved.step}"
     if steps is not None and saved.step > steps:
