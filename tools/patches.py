@@ -180,9 +180,6 @@ a loss in pieces keeps the gradient of the last one alone
 == model/architecture.py
 settings that a rung lacks are ignored
 if name not in preset.settings and not => if False and not
-== model/inspection.py
-only the first differing number is looked for in a text
-for window_T in (text_ids, random_ids): => for window_T in (text_ids[:1],):
 == model/recorder.py
 the wrong head is silenced
 head = self.silenced[1] => head = 0
@@ -209,6 +206,8 @@ sorted(info["unexpected_keys"]): => ():
 an upload is public
 private=not public => private=False
 == runs/hugging_face.py
+only the first differing number is looked for in a text
+for window_T in (text_ids, random_ids): => for window_T in (text_ids[:1],):
 GPT-2's matrices are not transposed
 tensor = tensor.T => tensor = tensor.clone()
 a class without a part is taken
