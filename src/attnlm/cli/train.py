@@ -15,7 +15,7 @@ import typer
 
 import attnlm
 from attnlm.base.errors import UsageError
-from attnlm.base.folders import command_for, default_name, folder_flag
+from attnlm.base.folders import command_for, folder_flag
 from attnlm.base.formatting import duration, quantity
 from attnlm.cli import console, options
 from attnlm.cli.event_printer import BEGINNING, Display, computation, counted, parts_in_words
@@ -23,7 +23,7 @@ from attnlm.cli.options import option, shared, switch, with_options
 from attnlm.compute.processes import is_launched, is_main
 from attnlm.config.new_run import resolve_new
 from attnlm.config.recipes import recipe_names, several_sizes_error, to_toml
-from attnlm.config.settings import RECORD_OF, Config
+from attnlm.config.settings import RECORD_OF
 from attnlm.model.architecture import RUNGS
 
 _TOOLS = ("tensorboard", "wandb", "trackio")
@@ -118,7 +118,7 @@ def train(
         if print_config:
             if request.candidates is not None:
                 raise several_sizes_error(str(recipe), len(request.candidates.sizes))
-            _print_config(request.config, dataset or default_name(data_dir, "data set"))
+            console.print_result(to_toml(request.config.settings()).rstrip())
             return
         count = request.config.training.processes
         settings = {"request": request}
@@ -168,13 +168,6 @@ def train(
         if run.config.spec.name in RUNGS and not (recipe or resume or start_from or quiet):
             folders = [*folder_flag(data_dir, "data set"), *folder_flag(checkpoint_dir)]
             _say_next_model(run.config.spec.name, dataset, folders)
-
-
-def _print_config(config: Config, data_name: str | None) -> None:
-    """Print the settings as a recipe, whose reader wants to know which data set it is for."""
-    if data_name:
-        console.print_result(console.escape_unprintable(f"# data set: {data_name}"))
-    console.print_result(to_toml(config.settings()).rstrip())
 
 
 def _say_stopped(run: attnlm.Run | None, tools: Sequence[str], quiet: bool) -> None:
