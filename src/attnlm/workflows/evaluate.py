@@ -95,34 +95,28 @@ def measure_on_whole(run: Run, dataset: Dataset, on_event: OnEvent) -> None:
     """
     if not run.evaluated_part or run.whole():
         return
-    best = run.checkpoint("best")
-    last = run.checkpoint("last")
-    checkpoints = [last] if best.step == last.step else [best, last]
-    if is_whole_affordable(run.config, dataset.val_tokens, last.step, len(checkpoints)):
-        which = "whole" if dataset.val_tokens <= MOST_TOKENS else "beginning of the"
-        tokens = min(dataset.val_tokens, MOST_TOKENS)
-        on_event(Note(f"measuring on the {which} validation split, {tokens:,} tokens"))
-        records = {record.step: record for record in run.evaluations()}
-        measured = {
-            checkpoint.step: evaluate(
-                run, checkpoint=checkpoint.which, data=dataset, device=run.config.training.device
-            )
-            for checkpoint in checkpoints
-        }
-        run.append_evaluations(
-            *(
-                replace(
-                    records[checkpoint.step],
-                    val_loss=found.loss,
-                    bits_per_byte=found.bits_per_byte,
-                    evaluated_tokens=found.tokens,
-                    accuracy=found.accuracy,
-                    checkpoint=checkpoint.which,
-                )
-                for checkpoint in (best, last)
-                for found in [measured[checkpoint.step]]
-            )
+    checkpoints = [run.checkpoint("best"), run.checkpoint("last")]
+    steps = {checkpoint.step: checkpoint for checkpoint in checkpoints}
+    if not is_whole_affordable(run.config, dataset.val_tokens, max(steps), len(steps)):
+        return
+    which = "whole" if dataset.val_tokens <= MOST_TOKENS else "beginning of the"
+    tokens = min(dataset.val_tokens, MOST_TOKENS)
+    on_event(Note(f"measuring on the {which} validation split, {tokens:,} tokens"))
+    records = {record.step: record for record in run.evaluations()}
+    for step, checkpoint in steps.items():
+        found = evaluate(
+            run, checkpoint=checkpoint.which, data=dataset, device=run.config.training.device
         )
+        records[step] = replace(
+            records[step],
+            val_loss=found.loss,
+            bits_per_byte=found.bits_per_byte,
+            evaluated_tokens=found.tokens,
+            accuracy=found.accuracy,
+        )
+    run.append_evaluations(
+        *(replace(records[saved.step], checkpoint=saved.which) for saved in checkpoints)
+    )
 
 
 def take_snapshot(
