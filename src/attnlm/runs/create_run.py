@@ -6,13 +6,12 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attnlm.base import files
 from attnlm.base.atomic_folders import move_to_free, numbered_paths, workspace
 from attnlm.base.errors import AttnlmError
 from attnlm.base.folders import check_name, resume_command, write_latest
-from attnlm.base.setting_fields import fields_of
 from attnlm.config.settings import Config
 from attnlm.data.dataset import Dataset
 from attnlm.model.own_specs import CODE
@@ -40,19 +39,28 @@ def create_run(
     `leaks` is as in Run. `parent` describes the run whose weights the new run starts from. Raises
     AttnlmError if the name exists, UsageError if it can't be a folder's name.
     """
-    names = fields_of(DatasetFacts)
-    copied: dict[str, Any] = {name: getattr(dataset, name, None) for name in names}
-    if dataset.examples is not None:
-        copied |= vars(dataset.examples)
-        if config.training.loss_on != "answers":  # reference losses count the answers only
-            copied |= {"bigram_loss": None, "floor": None}
-    facts = {name: copied[name] for name in names}
+    examples = dataset.examples
+    # Reference losses of a data set of examples count the answers only.
+    is_measured = examples is None or config.training.loss_on == "answers"
+    facts = DatasetFacts(
+        name=dataset.name,
+        path=str(dataset.path),
+        train_sha256=dataset.train_sha256,
+        val_sha256=dataset.val_sha256,
+        train_tokens=dataset.train_tokens,
+        val_tokens=dataset.val_tokens,
+        val_bytes=dataset.val_bytes,
+        bigram_loss=dataset.bigram_loss if is_measured else None,
+        floor=dataset.floor if is_measured else None,
+        question_end=None if examples is None else examples.question_end,
+        answer_end=None if examples is None else examples.answer_end,
+    )
     run = Run(
         checkpoint_dir,
         config,
         vocab_size=dataset.vocab_size,
         parameters=parameters,
-        dataset=DatasetFacts(**{**facts, "path": str(dataset.path)}),
+        dataset=facts,
         parent=parent,
         leaks=leaks,
     )
