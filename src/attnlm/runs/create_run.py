@@ -136,5 +136,5 @@ def _create_folder(
             check_name_is_free(name, checkpoint_dir, is_trained=not run.imported_from)
             places = iter([checkpoint_dir / name])
         path = move_to_free(folder, places)
-    write_latest(checkpoint_dir, path.name)
+        write_latest(checkpoint_dir, path.name)
     return replace(run, path=path)
