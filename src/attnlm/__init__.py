@@ -108,7 +108,7 @@ if TYPE_CHECKING:
     from attnlm.training.events import Finished as Finished
     from attnlm.training.events import Started as Started
     from attnlm.training.events import Stepped as Stepped
-    from attnlm.training.validation_loss import Evaluation as Evaluation
+    from attnlm.training.validation import Evaluation as Evaluation
     from attnlm.workflows.answers import Answered as Answered
     from attnlm.workflows.answers import answer_pairs as answer_pairs
     from attnlm.workflows.answers import generate as generate

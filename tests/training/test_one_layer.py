@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from attnlm.compute.device import Device
 from attnlm.config.settings import resolve
+from attnlm.config.training import TrainingConfig
 from attnlm.config.variants import variant
 from attnlm.model.language_model import LanguageModel, Transformer
 from attnlm.training.one_layer import one_layer_form
-from attnlm.training.validation_loss import validation_loss
+from attnlm.training.validation import Split, validation_loss
 from tests.models import (
     CHANGES,
     Tempered,
@@ -150,8 +151,8 @@ def test_a_model_changed_from_outside_is_left_to_autograd(monkeypatch: pytest.Mo
     assert one_layer_form(model, 4, CPU) is None
     tokens = np.arange(200, dtype=np.uint16) * 7 % 11
     losses = [
-        validation_loss(model, tokens, CPU, bytes_per_token=1.0, native=native).loss
-        for native in (False, True)
+        validation_loss(model, Split(tokens), TrainingConfig(device="cpu", compile=form)).loss
+        for form in ("modules", "native")
     ]
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
     attention = self_attention(model)

@@ -16,8 +16,7 @@ from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.setting_fields import quoted
 from attnlm.compute.device import Device
 from attnlm.compute.threads import cores, torch_settings_restored
-from attnlm.config.new_run import Request, resolve_new
-from attnlm.config.settings import Config
+from attnlm.config.settings import Config, Request, resolve_new
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.model.inspection import parameter_count
 from attnlm.runs.load_model import check_tokenizer
@@ -165,7 +164,7 @@ def _random_data(vocab_size: int, dataset: object, request: Request) -> Dataset:
             f"invalid value for `vocab_size`: {quoted(vocab_size)}",
             f"it must be between 1 and {_LARGEST_VOCABULARY:,}",
         )
-    if request.candidates is not None:
+    if len(request.sizes) > 1:
         raise UsageError(
             "this recipe chooses the size of the model for a text",
             "name a data set, or use another recipe",
