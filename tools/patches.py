@@ -92,9 +92,6 @@ task.first = own.begin; => task.first = 0;
 a team of threads leaves out the last panel of a product
 -outputs = {panels.begin * LINEAR_PANEL, panels.end * LINEAR_PANEL};
 +outputs = {panels.begin * LINEAR_PANEL, (panels.end - (self.number > 1)) * LINEAR_PANEL};
-== compute/native/one_layer.c
-compiled gradients of keys come from the queries before them
-sum_queries(row, length, d_scores, h->q => sum_keys(row, length, d_scores, h->q
 == compute/native/pointwise.c
 a norm in C forgets a part of its gradient
 -- a * coefficient) * inverse

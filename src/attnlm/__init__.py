@@ -157,7 +157,7 @@ _NAMES = {
     "see.report": "Report report",
     "see.trace": "Trace trace",
     "training.events": "Evaluated Finished Started Stepped",
-    "training.validation_loss": "Evaluation",
+    "training.validation": "Evaluation",
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 __all__ = sorted(["__version__", *_HOMES])
