@@ -94,8 +94,8 @@ def fit(
                     if schedule.should_stop:
                         break
                     loss = stepper.step()
-                    if stepper.training.micro_batch_size != run.config.training.micro_batch_size:
-                        fitting = stepper.training.micro_batch_size
+                    fitting = stepper.training.micro_batch_size
+                    if fitting != run.config.training.micro_batch_size:
                         run = _record(run, stepper, micro_batch_size=fitting)
                         words = f"`micro_batch_size` {fitting} is used from now on"
                         tell(Note(f"memory ran out: {words}"))
@@ -107,11 +107,18 @@ def fit(
             except (Interrupted, LostProcessError) as error:
                 _save_when_stopped(run, stepper, schedule.seconds(), error)
                 raise
-            if run.config.training.budget is not None and schedule.is_over:
-                warmup = min(run.config.training.warmup, state.step // 4)
-                run = _record(run, stepper, steps=state.step, warmup=warmup)
+            if schedule.is_over:
+                run = _with_steps(run, stepper)
             tell(Finished(run, state.step, schedule.is_out_of_patience))
     return run
+
+
+def _with_steps(run: Run, stepper: Stepper) -> Run:
+    """Record how many steps a run with a budget has made."""
+    training, made = run.config.training, stepper.state.step
+    if training.budget is None:
+        return run
+    return _record(run, stepper, steps=made, warmup=min(training.warmup, made // 4))
 
 
 def _progress(stepper: Stepper, schedule: Schedule, loss: Tensor) -> Stepped:

@@ -131,12 +131,18 @@ static void unpack_rows(const float *from, float *to, int64_t stride, int64_t co
             to[i] = from[i] * scale;
 }
 
-/* Transpose the rows of a block to (D, BLOCK), padded with zeros to whole vectors. */
-static void transpose(float *columns, const float *rows, int64_t count, int64_t size)
+/* Transpose the rows of a block to (D, BLOCK), padded with zeros to whole vectors, by 4 × 4 numbers. */
+static void transpose(float *columns, float *rows, int64_t count, int64_t size)
 {
-    for (int64_t i = 0; i < size; i++)
-        for (int64_t t = 0; t < round_up(count); t++)
-            columns[i * BLOCK + t] = t < count ? rows[t * round_up(size) + i] : 0;
+    const int64_t width = round_up(size);
+    memset(rows + count * width, 0, (round_up(count) - count) * width * sizeof(float));
+    for (int64_t t = 0; t < round_up(count); t += 4, rows += 4 * width)
+        for (int64_t i = 0; i < width; i += 4) {
+            const vector4 a = *(vector4 *)(rows + i), b = *(vector4 *)(rows + width + i);
+            const vector4 c = *(vector4 *)(rows + 2 * width + i), d = *(vector4 *)(rows + 3 * width + i);
+            for (int l = 0; l < 4; l++)
+                *(vector4 *)(columns + (i + l) * BLOCK + t) = (vector4){a[l], b[l], c[l], d[l]};
+        }
 }
 
 /* Replace scores (keys, BLOCK) by exp(score − largest), where `largest` is the largest score of the
@@ -293,9 +299,8 @@ void attend_groups(struct member self, const void *argument)
     const struct attention *task = argument;
     const int64_t heads = task->kv_heads;
     const int64_t used = self.number * attention_scratch(task->length, task->size);
-    struct arena arena = {.base = task->scratch, .used = used};
     struct buffers buffers;
-    assign_buffers(task->length, task->size, &arena, &buffers);
+    assign_buffers(task->length, task->size, &(struct arena){task->scratch, used}, &buffers);
     struct range groups = own_range(self, task->windows * heads);
     for (int64_t i = groups.begin; i < groups.end; i++)
         if (task->d_out.data)
@@ -314,10 +319,9 @@ void attend_packed(int64_t batch, int64_t length, int64_t heads, int64_t size, f
 #define VIEW(data, stride) {data, length * (stride), size, stride}
     struct attention task = {
         .windows = batch, .heads = heads, .kv_heads = heads, .length = length, .size = size,
-        .scale = 1 / sqrtf(size),
-        .query = VIEW(packed, 3 * width), .key = VIEW(packed + width, 3 * width),
-        .value = VIEW(packed + 2 * width, 3 * width), .out = VIEW(mixed, width),
-        .log_sums = log_sums, .scratch = scratch,
+        .scale = 1 / sqrtf(size), .query = VIEW(packed, 3 * width),
+        .key = VIEW(packed + width, 3 * width), .value = VIEW(packed + 2 * width, 3 * width),
+        .out = VIEW(mixed, width), .log_sums = log_sums, .scratch = scratch,
     };
     if (d_packed) {
         task.d_query = (struct heads)VIEW(d_packed, 3 * width);
