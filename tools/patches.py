@@ -93,9 +93,6 @@ task.first = own.begin; => task.first = 0;
 a team of threads leaves out the last panel of a product
 -outputs = {panels.begin * LINEAR_PANEL, panels.end * LINEAR_PANEL};
 +outputs = {panels.begin * LINEAR_PANEL, (panels.end - (self.number > 1)) * LINEAR_PANEL};
-== compute/native/one_layer.c
-compiled gradients of keys come from the queries before them
-sum_queries(row, length, d_scores, h->q => sum_keys(row, length, d_scores, h->q
 == compute/native/pointwise.c
 a norm in C forgets a part of its gradient
 -- a * coefficient) * inverse
@@ -283,9 +280,11 @@ a tokenizer is exported without being compared
 -    check_equal(tokenizer, library)
 -    return library
 +    return library
-== training/learning_rate.py
-the first update has the rate 0
-return highest * ((made + 1) / (warmup + 1)) => return highest * (made / (warmup + 1))
+== training/loop.py
+a signal saves nothing
+-            save_state(run, state)
+-            replace(run, stopped_after
++            replace(run, stopped_after
 == training/memory.py
 what can't fit into memory is begun
 estimate.model) <= available: => estimate.model):
@@ -293,12 +292,12 @@ estimate.model) <= available: => estimate.model):
 AdamW forgets which step it makes
 self._count.fill_(made + 1) => self._count.fill_(1)
 Muon's momentum is not Nesterov's
-direction = self._gradient.lerp(self._mean, self._momentum) => direction = self._mean.clone()
+direction = gradient_NRC.lerp(mean_NRC, config.beta1) => direction = mean_NRC.clone()
 small gradients are scaled up
 (self._norm_before_clipping + 1e-6)).clamp(max=1.0)) => (self._norm_before_clipping + 1e-6)))
-== training/run_writer.py
-a signal saves nothing
-save_state(self.run, self._state) => pass
+== training/schedule.py
+the first update has the rate 0
+return highest * ((made + 1) / (warmup + 1)) => return highest * (made / (warmup + 1))
 == training/state.py
 the best is the newest
         if improved: =>         if True:
@@ -306,10 +305,10 @@ resuming forgets the mean gradient
 _copy(means, state.optimizer.state()) => pass
 == training/step.py
 gradients of threads are added, not averaged
-scale = 1 / (self._gradient_count * => scale = 1 / (
+scale = 1 / (gradients * => scale = 1 / (
 questions count in the loss of a task
 only_answers=training.loss_on == "answers", => only_answers=False,
-== training/validation_loss.py
+== training/validation.py
 answers behind the first wrong token count
 ~is_answer[:, 1:]).all(1) => ~is_answer[:, 1:]).any(1)
 each process has its own validation loss
@@ -319,7 +318,7 @@ if stop.has_come: => if False:
 evaluation drops the last window
 if len(last_window) > 1: => if len(last_window) > model.architecture.block_size:
 bits are nats
-loss / math.log(2) / bytes_per_token => loss / bytes_per_token
+loss / math.log(2) / split.bytes_per_token => loss / split.bytes_per_token
 == workflows/train.py
 a resumed run starts its budget anew
 (1 - state.progress) * training.budget, call.began) => training.budget, call.began)

@@ -16,7 +16,7 @@ import torch
 import attnlm
 from attnlm.base.errors import AttnlmError
 from attnlm.compute.device import Device
-from attnlm.config.new_run import resolve_new
+from attnlm.config.settings import resolve_new
 from attnlm.training.recorded import _is_same, check_recorded
 from attnlm.training.state import initial_state
 

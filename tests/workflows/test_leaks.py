@@ -10,7 +10,7 @@ import pytest
 import attnlm
 from attnlm.base.errors import AttnlmError
 from attnlm.base.setting_fields import Settings
-from attnlm.config.new_run import resolve_new
+from attnlm.config.settings import resolve_new
 from attnlm.data.dataset import Dataset
 from attnlm.workflows.check_own_code import check_causal, find_leak
 from tests.own_code import SMALL

@@ -21,9 +21,8 @@ from attnlm.cli import console, options
 from attnlm.cli.event_printer import BEGINNING, Display, computation, counted, parts_in_words
 from attnlm.cli.options import option, shared, switch, with_options
 from attnlm.compute.processes import is_launched, is_main
-from attnlm.config.new_run import resolve_new
-from attnlm.config.recipes import recipe_names, several_sizes_error, to_toml
-from attnlm.config.settings import RECORD_OF
+from attnlm.config.recipes import recipe_names, to_toml
+from attnlm.config.settings import RECORD_OF, resolve_new
 from attnlm.model.architecture import RUNGS
 
 _TOOLS = ("tensorboard", "wandb", "trackio")
@@ -116,8 +115,11 @@ def train(
             parent = attnlm.open_run(start_from, checkpoint_dir=checkpoint_dir)
         request = resolve_new(settings, recipe, parent)
         if print_config:
-            if request.candidates is not None:
-                raise several_sizes_error(str(recipe), len(request.candidates.sizes))
+            if len(request.sizes) > 1:
+                raise UsageError(
+                    f"the recipe {recipe} has {len(request.sizes)} sizes, and training chooses one",
+                    "train with it first, then use the config.json of the run, which has one size",
+                )
             console.print_result(to_toml(request.config.settings()).rstrip())
             return
         count = request.config.training.processes
@@ -231,7 +233,7 @@ def _report_estimate(estimate: attnlm.Estimate, json: bool) -> None:
         console.print_json(estimate.facts())
         return
     config = estimate.config
-    training = config.training.complete()
+    training = config.training
     steps = counted(estimate.steps, "step")
     lines = {
         "model": f"{config.spec.name}, {estimate.parameters:,} parameters: "

@@ -75,8 +75,8 @@ def samples(
 
     The result then has `num_samples` texts for each prompt, in the order of the prompts. They are
     generated together, whatever the lengths of the prompts. Each prompt gets the same texts as
-    alone with this seed, except where rounding depends on the number of texts: on a GPU, without
-    the kernels in C, and if a linear layer of the model has 256 inputs or more.
+    alone with this seed, except where rounding depends on the number of texts: on a GPU, and
+    without the kernels in C.
 
     Without `seed`, a seed is drawn and reported as a Note. Raises AttnlmError (UsageError for
     invalid arguments).

@@ -16,8 +16,7 @@ from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.setting_fields import check_value
 from attnlm.compute.device import Device
 from attnlm.compute.threads import cores, torch_settings_restored
-from attnlm.config.new_run import Request, resolve_new
-from attnlm.config.settings import Config
+from attnlm.config.settings import Config, Request, resolve_new
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.model.inspection import parameter_count
 from attnlm.runs.load_model import check_tokenizer
@@ -151,7 +150,7 @@ def _random_data(vocab_size: int, dataset: object, request: Request) -> Dataset:
     """Return random tokens in place of a data set, after checking the arguments."""
     if dataset is not None:
         raise UsageError("a data set and `vocab_size` cannot be combined", "use only one")
-    if request.candidates is not None:
+    if len(request.sizes) > 1:
         raise UsageError(
             "this recipe chooses the size of the model for a text",
             "name a data set, or use another recipe",

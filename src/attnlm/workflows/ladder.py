@@ -33,7 +33,7 @@ from attnlm.runs.records import DatasetFacts
 from attnlm.runs.run import Run, open_recorded
 from attnlm.see.comparison import Comparison, Group
 from attnlm.see.reproduce import ladder_command
-from attnlm.training.eval_budget import affordable_eval_tokens
+from attnlm.training.schedule import affordable_eval_tokens
 from attnlm.workflows.answers import generate, select_pairs
 from attnlm.workflows.autotune import check_fits, seconds_per_token
 from attnlm.workflows.check_own_code import check_causal, check_opened
