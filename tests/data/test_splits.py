@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import shlex
 from collections.abc import Sequence
@@ -14,8 +13,9 @@ import pytest
 
 import attnlm
 from attnlm import AttnlmError, Dataset, Note, prepare
-from attnlm.data import bin_files
-from attnlm.data.splits import chosen_documents
+from attnlm.data import contents as kinds
+from attnlm.data import spool
+from attnlm.data.spool import chosen_documents
 from attnlm.see.reproduce import prepare_command
 from attnlm.text import text_files
 from attnlm.tokens.tokenizer import END_OF_TEXT
@@ -41,8 +41,7 @@ def texts_of(dataset: Dataset) -> tuple[str, str]:
 
 def chosen(count: int, fraction: str = "0.1") -> list[int]:
     """Return the indices of the documents for validation among `count` documents."""
-    indices = chosen_documents(Fraction(fraction))
-    return list(itertools.takewhile(lambda index: index < count, indices))
+    return chosen_documents(Fraction(fraction), count)
 
 
 def joined(documents: Sequence[str], of: Sequence[int]) -> str:
@@ -105,11 +104,12 @@ def test_pieces_of_any_size_make_the_same_data_set(
     (here / "text").write_bytes(MIXED.encode(options.get("encoding", "utf-8")))
     (here / "few.jsonl").write_bytes(json_lines([*DOGS[:30], *FORGED]))
     whole = prepare(source, **options)
-    monkeypatch.setattr(bin_files, "cores", lambda: 3)
+    monkeypatch.setattr(kinds, "cores", lambda: 3)
     room = 37 if "bpe" in options.get("tokenizer", "") else 1
     for size in (1, 2, 3, 8, 37):
-        monkeypatch.setattr(text_files, "BLOCK", size)
-        monkeypatch.setattr(bin_files, "BLOCK", max(size, room))
+        for module in (text_files, spool):
+            monkeypatch.setattr(module, "BLOCK", size)
+        monkeypatch.setattr(kinds, "BLOCK", max(size, room))
         again = prepare(source, data_dir=f"pieces-{size}", **options)
         assert contents(again.path) == contents(whole.path), size
 
@@ -179,15 +179,6 @@ def test_byte_pairs_are_trained_on_the_documents_for_training(here: Path) -> Non
     assert dataset.tokenizer.end_of_text == dataset.vocab_size - 1
     assert any("ab" in token for token in learned)
     assert not any("x" in token for token in learned)
-
-
-def test_documents_of_very_different_lengths_are_reported(here: Path) -> None:
-    texts = [text * (100 if i in chosen(200) else 1) for i, text in enumerate(CATS)]
-    (here / "cats.jsonl").write_bytes(json_lines(texts))
-    events: list[object] = []
-    prepare("cats.jsonl", on_event=events.append)
-    (note,) = [event.text for event in events if isinstance(event, Note) and "of the" in event.text]
-    assert "the documents for validation have 9" in note and "`split` tail" in note
 
 
 def test_prepare_says_what_the_validation_split_is_made_of(pets: list[str], here: Path) -> None:

@@ -18,16 +18,10 @@ def prepare_command(dataset: Dataset) -> str:
     In the command, TEXT stands for a text that came from stdin.
     """
     words = ["attnlm", "prepare", *dataset.sources]
-    words += ["--tokenizer", dataset.tokenizer_from or dataset.tokenizer.name]
-    if dataset.val_source is not None:
-        words += ["--val-file", dataset.val_source]
-    for name in ("val_fraction", "split"):
-        if dataset.val_source is None and getattr(dataset, name) is not None:
-            words += [flag(name), str(getattr(dataset, name))]
-    column = None if dataset.records_on_stdin else "text"  # if given, stdin has records
-    for name, default in (("encoding", "utf-8"), ("column", column)):
-        if getattr(dataset, name) != default:
-            words += [flag(name), getattr(dataset, name)]
+    if dataset.tokenizer.name != "ids":
+        words += ["--tokenizer", dataset.tokenizer_from or dataset.tokenizer.name]
+    for name, value in dataset.options.items():
+        words += [flag(name), str(value)]
     words += ["--name", dataset.name, *folder_flag(dataset.path.parent, "data set")]
     return shlex.join(words) + (" < TEXT" if "-" in (*dataset.sources, dataset.val_source) else "")
 

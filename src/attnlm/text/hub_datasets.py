@@ -7,10 +7,10 @@ import logging
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from attnlm.base.errors import AttnlmError, UsageError, import_optional
-from attnlm.text.record_files import first_line, missing_column_error
+from attnlm.text.record_files import check_columns, first_line
 
 PREFIX = "hf:"
 SYNTAX = "hf:OWNER/NAME, then if needed @REVISION, /CONFIG and :SPLIT"
@@ -23,39 +23,28 @@ _NAME = re.compile(
 )
 
 
-class HubName(NamedTuple):
-    """A data set: OWNER/NAME or a local folder, and what to read from it.
+def parsed(source: str) -> dict[str, Any]:
+    """Return path, revision, config and split of `hf:OWNER/NAME@REVISION/CONFIG:SPLIT`.
 
-    `revision` is a branch, tag or commit; None is the newest.
-    """
-
-    path: str
-    config: str | None = None
-    split: str = "train"
-    revision: str | None = None
-
-
-def parsed(source: str) -> HubName:
-    """Return the parts of `hf:OWNER/NAME@REVISION/CONFIG:SPLIT`. All but the name may be absent.
-
-    Raises UsageError if `source` has another form.
+    All but the path may be absent; the split is then "train". Raises UsageError if `source` has
+    another form.
     """
     name = source.removeprefix(PREFIX)
     found = (_LOCAL if _is_local(name) else _NAME).fullmatch(name)
     if found is None:
         raise UsageError(f"{source!r} is not the name of a data set", f"use {SYNTAX}")
-    return HubName(**{key: part for key, part in found.groupdict().items() if part})
+    parts = {"revision": None, "config": None, **found.groupdict()}
+    return {**parts, "split": parts["split"] or "train"}
 
 
 def _is_local(path: str) -> bool:
     return path.startswith(("/", "~")) or path.split("/")[0] in (".", "..")
 
 
-def _configured(folder: Path) -> Iterator[str]:
-    """Yield the texts in the `configs` of a folder's README.md, among them paths and URLs."""
+def _named_url(folder: Path) -> str | None:
+    """Return a URL in the `configs` of a folder's README.md or .huggingface.yaml, if any."""
     import yaml  # type: ignore[import-untyped]  # `datasets` needs it
 
-    values: list[object] = []
     for name, pattern in (
         ("README.md", r"\s*---[ \t]*\r?\n(.*?)\n---[ \t]*\r?(?:\n|$)"),
         (".huggingface.yaml", "(.*)"),
@@ -63,17 +52,10 @@ def _configured(folder: Path) -> Iterator[str]:
         with contextlib.suppress(OSError, yaml.YAMLError, AttributeError):
             text = (folder / name).read_text("utf-8-sig", "replace")
             if header := re.match(pattern, text, flags=re.DOTALL):
-                values.append(yaml.safe_load(header[1]).get("configs"))
-    seen: set[int] = set()  # an alias may lead back
-    while values:
-        value = values.pop()
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        if isinstance(value, str):
-            yield value
-        elif isinstance(value, list | dict):
-            values += value.values() if isinstance(value, dict) else value
+                configs = str(yaml.safe_load(header[1]).get("configs"))
+                if found := re.search(r"[^\s'\"]*://[^\s'\"]*", configs):
+                    return found[0]
+    return None
 
 
 def records(source: str, columns: Sequence[str], offline: bool) -> Iterator[tuple[str, list[Any]]]:
@@ -83,7 +65,7 @@ def records(source: str, columns: Sequence[str], offline: bool) -> Iterator[tupl
     downloaded or read, or lacks a column.
     """
     name, row = parsed(source), 0
-    path = name.path
+    path = name["path"]
     is_local = _is_local(path)
     hint = f"check the name ({SYNTAX}) and the network, or use a folder"
     if is_local:
@@ -94,29 +76,27 @@ def records(source: str, columns: Sequence[str], offline: bool) -> Iterator[tupl
     if offline and not is_local:
         raise AttnlmError(f"{source} needs the network, but `offline` is set", hint)
     datasets = import_optional("datasets", f"reading {source}")
-    if offline and (urls := [word for word in _configured(Path(path)) if "://" in word]):
+    if offline and (url := _named_url(Path(path))):
         raise AttnlmError(
-            f"{source} names {urls[0]}, which needs the network, but `offline` is set",
+            f"{source} names {url}, which needs the network, but `offline` is set",
             "leave it out of README.md or .huggingface.yaml there, or allow the network",
         )
     datasets.disable_progress_bars()
     for library in ("datasets", "huggingface_hub"):  # they log errors and retries
         logging.getLogger(library).setLevel(logging.CRITICAL)
     try:
-        builder = datasets.load_dataset_builder(path, name.config, revision=name.revision)
+        builder = datasets.load_dataset_builder(path, name["config"], revision=name["revision"])
         if builder.name not in _READERS:
             raise AttnlmError(
                 f"{source} has an unsupported format: {builder.name}",
                 f"supported formats: {', '.join(_READERS)}",
             )
-        stream = builder.as_streaming_dataset(split=name.split)
+        stream = builder.as_streaming_dataset(split=name["split"])
         if stream.features is not None and set(columns) <= stream.features.keys():
             stream = stream.select_columns([*columns])
         for record in stream:
             row += 1
-            for column in columns:
-                if column not in record:
-                    raise missing_column_error(column, list(record), source)
+            check_columns(columns, list(record), source)
             yield f"row {row:,} of {source}", [record[column] for column in columns]
     except (AttnlmError, MemoryError):
         raise

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from attnlm.base.errors import UsageError
 from attnlm.text.corpus_tales import uniform_words
-from attnlm.text.example_files import Example, Turn
+from attnlm.text.record_files import Example, Turn
 
 ANSWER_END = "\n"
 _MODULUS = 97
@@ -35,14 +35,6 @@ class Task(NamedTuple):
     size: int = 8
     largest: int = 64
     question_end: str = "="
-
-
-class TaskExamples(NamedTuple):
-    """The examples of a task: training and validation examples, and longer ones."""
-
-    train: list[Example]
-    val: list[Example]
-    longer: list[Example]
 
 
 def _random_letters(below: Below, length: int) -> str:
@@ -124,9 +116,12 @@ TASKS = {
 }
 
 
-def generate_examples(name: str, *, examples: int, size: int | None) -> tuple[TaskExamples, int]:
-    """Return the examples of a task, and their size: the same on every machine.
+def generate_examples(
+    name: str, *, examples: int, size: int | None
+) -> tuple[list[Example], list[Example], list[Example]]:
+    """Return examples of a task for training and for validation, and longer ones.
 
+    They are the same on every machine.
     There are `examples` training examples, and a tenth as many for validation, but at most 1,000.
     All questions differ. If the task has fewer questions, all are used, a tenth of them for
     validation. Longer examples have half a size more, or one digit more; a task without a size, or
@@ -150,7 +145,7 @@ def generate_examples(name: str, *, examples: int, size: int | None) -> tuple[Ta
     longer_examples = []
     if task.setting and longer_size <= task.largest:
         longer_examples = _draw_examples(name, longer_size, _LONGER)
-    return TaskExamples(drawn[held_out:], drawn[:held_out], longer_examples), size
+    return drawn[held_out:], drawn[:held_out], longer_examples
 
 
 def _draw_examples(name: str, size: int, most: int) -> list[Example]:
