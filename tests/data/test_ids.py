@@ -107,10 +107,10 @@ def test_what_is_no_list_of_ids_is_refused_by_name(name: str, content: bytes, me
     ("source", "options", "message"),
     [
         ("ids.npy", {}, "needs `vocab_size`"),
-        ("cats.txt", {"vocab_size": 300}, "is no .npy or .bin file"),
+        ("cats.txt", {"vocab_size": 300}, "needs a file of ids"),
         ("ids.npy", {"vocab_size": 300, "tokenizer": "byte"}, "`tokenizer` does not apply"),
         ("ids.npy", {"vocab_size": 300, "encoding": "latin-1"}, "`encoding` does not apply"),
-        (["ids.npy", "ids.bin"], {"vocab_size": 300}, "needs one file"),
+        (["ids.npy", "ids.bin"], {"vocab_size": 300}, "needs a file of ids"),
         ("ids.txt", {"dtype": "uint32"}, "`dtype` does not apply to a text"),
     ],
 )

@@ -259,15 +259,6 @@ class Questions:
             is_val = [numbers[_asked(example)] in chosen for example in train]
             val = [*itertools.compress(train, is_val)]
             train = [example for example, held in zip(train, is_val, strict=True) if not held]
-        for examples, title, corpus in (
-            (train, "training", corpora[0]),
-            (val, "validation", corpora[-1]),
-        ):
-            if not examples:
-                raise AttnlmError(
-                    f"{corpus.shown} has too few examples: the {title} split has none",
-                    "add examples" if others else "add examples, or use another `val_fraction`",
-                )
         return cls(corpora, train, val, val_fraction=None if others else float(options.fraction))
 
     def sample(self) -> list[str]:

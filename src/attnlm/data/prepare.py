@@ -29,7 +29,6 @@ from attnlm.data.dataset import FORMAT, Dataset, Meta, id_dtype, open_dataset, o
 from attnlm.text.corpus import SOURCES, Source, get_corpus, safe_name
 from attnlm.text.download import is_hub_offline
 from attnlm.text.tasks import TASKS
-from attnlm.text.text_files import text_encoding
 from attnlm.tokens.byte_pairs import load_published, train_vocabulary
 from attnlm.tokens.specs import PUBLISHED, bpe_size
 from attnlm.tokens.tokenizer import (
@@ -46,7 +45,6 @@ _OF_TASK: tuple[str, ...] = ("tokenizer", "examples", "length", "digits")
 _OF_RECORDS = ("prompt_column", "answer_column", *_SPLITTING)
 _OF_TEXT = ("column", "split", "max_bytes", *_SPLITTING)
 _OF_IDS = ("vocab_size", "dtype", "val_fraction", "val_file")
-_IDS = (".npy", ".bin")
 _CONTENT = ("source_sha256", "val_source_sha256", "characters", "split", "val_fraction")
 """The fields of Meta that say what content a data set has, and so, with the tokenizer, its ids."""
 
@@ -170,16 +168,15 @@ def _task_of(sources: Sequence[Source | None]) -> str | None:
 def _checked(sources: Sequence[Source | None], options: Mapping[str, Any]) -> PrepareOptions:
     """Return the options. Raises UsageError if they are invalid, or don't apply to the sources."""
     given = {name: value for name, value in options.items() if value is not None}
+    fields = fields_of(PrepareOptions)
     for name, value in given.items():
-        if name not in fields_of(PrepareOptions):
-            hint = suggestion(name, fields_of(PrepareOptions), "help(attnlm.prepare) lists them")
+        if name not in fields:
+            hint = suggestion(name, fields, "help(attnlm.prepare) lists them")
             raise UsageError(f"`prepare` has no option {quoted(name)}", hint)
         if not isinstance(value, os.PathLike):
             check_value(PrepareOptions, name, value)
     if not sources:
         raise UsageError("no source", f"name {SOURCES}")
-    if [*sources, given.get("val_file")].count("-") > 1:
-        raise UsageError("stdin is named more than once", "name - once")
     for source in sources if len(sources) > 1 else ():
         if source in TASKS and not Path(source).exists():
             message = f"the task {source} cannot be joined with other sources"
@@ -188,12 +185,11 @@ def _checked(sources: Sequence[Source | None], options: Mapping[str, Any]) -> Pr
         kind, allowed = f"the task {sources[0]}", _OF_TASK
     elif "vocab_size" in given:
         kind, allowed = "a file of ids", _OF_IDS
-        for path in (*sources, given.get("val_file")):
-            if path is not None and Path(path).suffix.lower() not in _IDS:
-                raise UsageError(f"{path} is no .npy or .bin file of ids", "leave out `vocab_size`")
-        if len(sources) > 1 or None in sources:
-            raise UsageError("`vocab_size` needs one file of ids", "name a .npy or .bin file")
-    elif any(source is not None and str(source).lower().endswith(".npy") for source in sources):
+        named = [str(path).lower() for path in (*sources, given.get("val_file", ".bin"))]
+        if len(sources) > 1 or not all(path.endswith((".npy", ".bin")) for path in named):
+            message = "`vocab_size` needs a file of ids, and `val_file` then is another one"
+            raise UsageError(message, "name a .npy or .bin file, or leave out `vocab_size`")
+    elif any(str(source).lower().endswith(".npy") for source in sources):
         raise UsageError(
             "a file of ids needs `vocab_size`", "name it: the number above the largest id"
         )
@@ -201,15 +197,12 @@ def _checked(sources: Sequence[Source | None], options: Mapping[str, Any]) -> Pr
         kind, allowed = "examples from records", _OF_RECORDS
     else:
         kind, allowed = "a text", _OF_TEXT
-    text_encoding(given.get("encoding", "utf-8"))
-    fields = fields_of(PrepareOptions)
     for name, value in given.items():
         if name not in allowed and value != fields[name].default:
             raise UsageError(f"`{name}` does not apply to {kind}", f"leave `{name}` out")
-    for name in ("val_fraction", "split"):
-        if name in given and "val_file" in given:
-            message = f"`val_file` cannot be combined with `{name}`"
-            raise UsageError(message, "use only one")
+    if "val_file" in given and (divides := given.keys() & {"val_fraction", "split"}):
+        message = f"`val_file` cannot be combined with `{min(divides)}`"
+        raise UsageError(message, "use only one")
     return PrepareOptions(**given)
 
 
@@ -287,19 +280,11 @@ def _read(
         if each != [None] or each is sources
     ]
     files = [file for corpus in corpora for file in corpus.files]
-    for name in ("column", "prompt_column"):
-        column = getattr(options, name)
-        if column is not None and not any(file.is_records for file in files):
-            raise UsageError(
-                f"`{name}` {column} does not apply to {corpora[0].shown}",
-                "it needs records: a .jsonl, .json, .csv or .parquet file, hf: data, or JSON "
-                "lines or a .csv table on stdin",
-            )
-    encoding = text_encoding(options.encoding)
-    if encoding != "utf-8" and all(file.is_records or file.encoding != encoding for file in files):
+    if options.column is not None and not any(file.is_records for file in files):
         raise UsageError(
-            f"`encoding` {options.encoding} does not apply to {corpora[0].shown}",
-            "leave it out: records, hf: data and built-in texts are UTF-8",
+            f"`column` {options.column} does not apply to {corpora[0].shown}",
+            "it needs records: a .jsonl, .json, .csv or .parquet file, hf: data, or JSON lines or "
+            "a .csv table on stdin",
         )
     if options.prompt_column is not None:
         return Questions.of_records(corpora, options, on_event)

@@ -21,39 +21,30 @@ _BRACKETS = ("()", "[]", "{}")
 
 Below = Callable[[int], int]
 """Returns a random integer from 0 to n − 1, given n."""
+Draw = Callable[[Below, int], tuple[str, str]]
+"""Returns a random question of a size, and its answer."""
 
 
 class Task(NamedTuple):
-    """A kind of question: `draw(below, size)` returns a random question and its answer.
+    """A kind of question.
 
     A question ends with the text that separates it from its answer. `setting` is the name of the
     size, "" for a task without a size, which is between 1 and `largest`.
     """
 
-    draw: Callable[[Below, int], tuple[str, str]]
+    draw: Draw
     setting: str = "length"
     size: int = 8
     largest: int = 64
     question_end: str = "="
 
 
-def _random_letters(below: Below, length: int) -> str:
-    return "".join(ascii_lowercase[below(26)] for _ in range(length))
+def _of_letters(answer: Callable[[str], str]) -> Draw:
+    def draw(below: Below, length: int) -> tuple[str, str]:
+        letters = "".join(ascii_lowercase[below(26)] for _ in range(length))
+        return letters, answer(letters)
 
-
-def _draw_copy(below: Below, length: int) -> tuple[str, str]:
-    letters = _random_letters(below, length)
-    return letters, letters
-
-
-def _draw_reverse(below: Below, length: int) -> tuple[str, str]:
-    letters = _random_letters(below, length)
-    return letters, letters[::-1]
-
-
-def _draw_sort(below: Below, length: int) -> tuple[str, str]:
-    letters = _random_letters(below, length)
-    return letters, "".join(sorted(letters))
+    return draw
 
 
 def _draw_addition(below: Below, digits: int) -> tuple[str, str]:
@@ -105,9 +96,9 @@ def _shuffle(below: Below, items: Sequence[str]) -> list[str]:
 
 
 TASKS = {
-    "copy": Task(_draw_copy),
-    "reverse": Task(_draw_reverse),
-    "sort": Task(_draw_sort),
+    "copy": Task(_of_letters(str)),
+    "reverse": Task(_of_letters(lambda letters: letters[::-1])),
+    "sort": Task(_of_letters(lambda letters: "".join(sorted(letters)))),
     "addition": Task(_draw_addition, "digits", 3, 9),
     "modular-addition": Task(_draw_modular_addition, "", 0),
     "parity": Task(_draw_parity, size=10),

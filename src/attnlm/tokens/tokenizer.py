@@ -8,7 +8,6 @@ import itertools
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -16,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.files import read_sealed
 from attnlm.base.formatting import listed
-from attnlm.base.json_records import limited, read_record
 from attnlm.text.text_files import BLOCK, END
 from attnlm.tokens.specs import IMPORTED, bpe_size, pattern_of
 
@@ -251,6 +250,8 @@ class BpeTokenizer(Tokenizer):
         if end_of_text is not None and end_of_text not in special.values():
             special[END_OF_TEXT] = end_of_text
         vocab_size = len(ranks) if vocab_size is None else vocab_size
+        if vocab_size > _MAX_VOCABULARY:
+            raise ValueError(f"its vocab_size is larger than {_MAX_VOCABULARY:,}")
         tokens = [*ranks, *[b""] * (vocab_size - len(ranks))]
         rank_of = {token: rank for rank, token in enumerate(ranks) if token}
         # tiktoken panics at a byte without a rank, and `except Exception` does not catch a panic.
@@ -262,8 +263,12 @@ class BpeTokenizer(Tokenizer):
             tokens[token] = text.encode()
         if len(tokens) > vocab_size:
             raise ValueError("its ids are not below its vocab_size")
-        if not are_unambiguous(special) or beginning not in (None, *special.values()):
+        texts = sorted(special)
+        is_ambiguous = any(b.startswith(a) for a, b in itertools.pairwise(texts))
+        if is_ambiguous or not all(re.fullmatch(r"\S+", text) for text in texts):
             raise ValueError("its special texts are ambiguous")
+        if beginning not in (None, *special.values()):
+            raise ValueError("its beginning is no special text")
         super().__init__(name, tokens, special, end_of_text)
         self.pattern = pattern_of(name)
         self.ranks = ranks
@@ -305,14 +310,6 @@ class BpeTokenizer(Tokenizer):
         return ids
 
 
-def are_unambiguous(special: Iterable[str]) -> bool:
-    """Return True if no special text has whitespace or is the beginning of another."""
-    texts = sorted(special)
-    return all(re.fullmatch(r"\S+", text) for text in texts) and not any(
-        later.startswith(text) for text, later in itertools.pairwise(texts)
-    )
-
-
 def safe_blocks(blocks: Iterable[str], limit: int = BLOCK) -> Iterator[str]:
     """Yield the text of `blocks` in new blocks of at most `limit` characters.
 
@@ -349,46 +346,26 @@ def encode_unicode(text: str, codec: str) -> bytes:
         ) from None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Description:
-    """The content of a tokenizer's file. The field `characters` is for the name "char", the
-    fields after it are for byte pairs; ids have a `vocab_size`, too."""
-
-    name: str
-    end_of_text: int | None = None
-    characters: str = ""
-    pattern: str = ""
-    vocab_size: int = limited(default=256, at_least=1, at_most=_MAX_VOCABULARY)
-    ranks: str = ""
-    special: Mapping[str, Any] = field(default_factory=dict)
-    beginning: int | None = None
-    nfc: bool = False
-
-
 def load_tokenizer(path: Path) -> Tokenizer:
     """Return the tokenizer whose `to_json` was written to `path`. Raises AttnlmError."""
-    stored = read_record(_Description, path, format=_FORMAT, hint=_COPY_AGAIN, sealed=True)
+    stored = read_sealed(path)
     try:
-        if stored.name == "ids":
-            return IdsTokenizer(stored.vocab_size)
-        if stored.name not in IMPORTED:
-            bpe_size(stored.name)
-        has_end = stored.end_of_text is not None
-        if stored.name == "char":
-            return CharTokenizer(stored.characters, has_end=has_end)
-        if stored.name == "byte":
-            return ByteTokenizer(has_end=has_end)
+        if stored.pop("format") != _FORMAT:
+            raise ValueError("another version of attnlm wrote it")
+        name, end = stored.pop("name"), stored.pop("end_of_text", None)
+        match name:
+            case "ids":
+                return IdsTokenizer(**stored)
+            case "char":
+                return CharTokenizer(**stored, has_end=end is not None)
+            case "byte":
+                return ByteTokenizer(**stored, has_end=end is not None)
+        if name not in IMPORTED:
+            bpe_size(name)
         # An unknown pattern may run forever, or stop the process.
-        if stored.pattern != pattern_of(stored.name):
-            raise ValueError(f"its pattern is not that of {stored.name}")
-        return BpeTokenizer(
-            stored.name,
-            [base64.b64decode(token, validate=True) for token in stored.ranks.split(" ")],
-            vocab_size=stored.vocab_size,
-            end_of_text=stored.end_of_text,
-            special=stored.special,
-            beginning=stored.beginning,
-            nfc=stored.nfc,
-        )
-    except (AttnlmError, TypeError, ValueError) as error:
+        if stored.pop("pattern") != pattern_of(name):
+            raise ValueError(f"its pattern is not that of {name}")
+        ranks = [base64.b64decode(token, validate=True) for token in stored.pop("ranks").split(" ")]
+        return BpeTokenizer(name, ranks, end_of_text=end, **stored)
+    except (AttnlmError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise AttnlmError(f"{path} is damaged: {error}", _COPY_AGAIN) from None
