@@ -10,6 +10,7 @@ from typing import Any
 
 from attnlm.base.errors import UsageError
 from attnlm.base.events import Note, OnEvent
+from attnlm.base.folders import CHECKPOINT_DIR
 from attnlm.base.setting_fields import describe_settings, fields_of, quoted
 from attnlm.base.suggestions import suggestion
 from attnlm.generation.sampler import load_sampler
@@ -23,7 +24,7 @@ def sample(
     prompt: str = "",
     checkpoint: str = "auto",
     device: str = "auto",
-    checkpoint_dir: str | Path = "checkpoints",
+    checkpoint_dir: str | Path = CHECKPOINT_DIR,
     on_event: OnEvent | None = None,
     **settings: Any,
 ) -> Iterator[str]:
@@ -63,7 +64,7 @@ def samples(
     prompt: str | Sequence[str] = "",
     checkpoint: str = "auto",
     device: str = "auto",
-    checkpoint_dir: str | Path = "checkpoints",
+    checkpoint_dir: str | Path = CHECKPOINT_DIR,
     on_event: OnEvent | None = None,
     **settings: Any,
 ) -> list[str]:

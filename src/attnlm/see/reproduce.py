@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from attnlm.base.folders import flag, folder_flag
+from attnlm.base.folders import CHECKPOINT_DIR, DATA_DIR, flag, folder_flag
 from attnlm.base.setting_fields import fields_of
 from attnlm.data.dataset import Dataset
 from attnlm.runs.ladder_plan import LadderPlan
@@ -35,7 +35,7 @@ def train_command(run: Run) -> str:
     words = ["attnlm", "train", run.dataset.name, "--recipe", str(run.path / "config.json")]
     if run.parent is not None:
         path = Path(run.parent.path)
-        is_usual = path.parent == Path("checkpoints").absolute()
+        is_usual = path.parent == Path(CHECKPOINT_DIR).absolute()
         words += ["--from", path.name if is_usual else str(path)]
         words += ["--checkpoint", run.parent.checkpoint]
     return shlex.join([*words, *folder_flag(Path(run.dataset.path).parent, "data set")])
@@ -50,7 +50,7 @@ def import_command(run: Run) -> str:
 def ladder_command(plan: LadderPlan, baseline: str | None = None) -> str:
     """Return the command that trains a ladder again, by steps."""
     dataset = plan.dataset
-    usual = Path(dataset.path) == Path("data") / dataset.name
+    usual = Path(dataset.path) == Path(DATA_DIR) / dataset.name
     words = ["attnlm", "ladder", dataset.name if usual else dataset.path]
     words += ["--rungs", ",".join(plan.rungs)]
     names = ("steps", "eval_every", "seed", "seeds", "tune", "equal", "tokens", "eval_tokens")

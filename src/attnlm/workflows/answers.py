@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from attnlm.base.errors import AttnlmError
+from attnlm.base.folders import CHECKPOINT_DIR
 from attnlm.data.dataset import Dataset, checked_file, evenly_spaced
 from attnlm.data.examples import LONGER
 from attnlm.generation.question_format import QuestionFormat, answers, format_of
@@ -43,7 +44,7 @@ def generate(
     tokens: int = 100,
     checkpoint: str = "auto",
     device: str = "auto",
-    checkpoint_dir: str | Path = "checkpoints",
+    checkpoint_dir: str | Path = CHECKPOINT_DIR,
 ) -> list[str]:
     """Return a run's answers to questions, decoded greedily and in batches.
 
@@ -67,7 +68,7 @@ def answer_pairs(
     *,
     checkpoint: str = "auto",
     device: str = "auto",
-    checkpoint_dir: str | Path = "checkpoints",
+    checkpoint_dir: str | Path = CHECKPOINT_DIR,
 ) -> list[Answered]:
     """Ask a run questions whose right answers are known.
 

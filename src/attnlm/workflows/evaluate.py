@@ -13,6 +13,7 @@ import torch
 
 from attnlm.base.errors import AttnlmError, NotFiniteError
 from attnlm.base.events import Note, OnEvent
+from attnlm.base.folders import CHECKPOINT_DIR, DATA_DIR
 from attnlm.compute.device import Device, choose_device, use_precision
 from attnlm.compute.threads import torch_settings_restored
 from attnlm.data.dataset import Dataset, ids_at, open_dataset
@@ -38,8 +39,8 @@ def evaluate(
     checkpoint: str = "auto",
     data: str | Path | Dataset | None = None,
     device: str = "auto",
-    checkpoint_dir: str | Path = "checkpoints",
-    data_dir: str | Path = "data",
+    checkpoint_dir: str | Path = CHECKPOINT_DIR,
+    data_dir: str | Path = DATA_DIR,
     verify: bool = False,
 ) -> Evaluation:
     """Return the loss of a run's checkpoint on the validation split of a data set.
