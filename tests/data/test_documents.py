@@ -21,7 +21,7 @@ from attnlm import AttnlmError, Dataset, UsageError, open_dataset, prepare
 from attnlm.base.errors import import_optional
 from attnlm.see.reproduce import prepare_command
 from attnlm.text import text_files
-from attnlm.text.hub_datasets import parsed
+from attnlm.text.record_files import hub_parts
 from attnlm.tokens.tokenizer import END_OF_TEXT
 from tests.kit import command, fails
 from tests.texts import json_lines, needs_gpt2
@@ -316,7 +316,7 @@ def test_a_name_of_the_hub_is_never_a_folder(
 def test_names_of_the_hub_are_parsed() -> None:
     for source in ("hf:", "hf::train", "hf:a:", "hf:a/b@", "hf:@1", "hf:a/b/", "hf:a/b@1/"):
         with pytest.raises(UsageError, match="is not the name of a data set"):
-            parsed(source)
+            hub_parts(source)
     for source, *parts in (
         ("squad", "squad", None, None, "train"),
         ("a/b", "a/b", None, None, "train"),
@@ -329,4 +329,4 @@ def test_names_of_the_hub_are_parsed() -> None:
         ),
     ):
         names = ("path", "revision", "config", "split")
-        assert parsed(f"hf:{source}") == dict(zip(names, parts, strict=True))
+        assert hub_parts(f"hf:{source}") == dict(zip(names, parts, strict=True))

@@ -9,10 +9,10 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-import attnlm
-from attnlm import AttnlmError, Dataset, Note, prepare
+from attnlm import AttnlmError, Dataset, Note, open_dataset, prepare
 from attnlm.data import contents as kinds
 from attnlm.data import spool
 from attnlm.data.spool import chosen_documents
@@ -146,16 +146,37 @@ def test_many_documents_are_split_by_default(
     assert asked.val_characters == -int(-len("".join(CATS[:count])) * fraction // 1)
 
 
-@pytest.mark.parametrize(
-    "options", [{"split": "tail"}, {"split": "documents", "val_fraction": 0.2}, {}], ids=str
-)
-def test_recorded_options_reproduce_the_data_set(options: Any, pets: list[str], here: Path) -> None:
-    dataset = prepare(pets, name="pets", **options)
-    words = shlex.split(prepare_command(dataset))
+QUESTIONS = {"prompt_column": "q", "answer_column": "a"}
+REPEATED: list[Any] = [
+    (["cats.jsonl", "dogs.jsonl"], {}),
+    (["cats.jsonl", "dogs.jsonl"], {"split": "tail", "tokenizer": "bpe:300"}),
+    (["cats.jsonl", "dogs.jsonl"], {"split": "documents", "val_fraction": 0.2}),
+    ("cats.jsonl", {"val_file": Path("dogs.jsonl"), "tokenizer": "first"}),
+    ("latin.txt", {"encoding": "latin-1", "max_bytes": 10**6}),
+    ("questions.csv", QUESTIONS),
+    ("questions.csv", {"column": "q"}),
+    ("questions.csv", {**QUESTIONS, "val_file": "questions.csv", "tokenizer": "byte"}),
+    ("addition", {"digits": 2, "examples": 50}),
+    ("copy", {"length": 3, "examples": 20, "tokenizer": "byte"}),
+    ("ids.npy", {"vocab_size": 9, "val_fraction": 0.3}),
+    ("ids.bin", {"vocab_size": 9, "dtype": "uint32", "val_file": "ids.bin"}),
+]
+
+
+@pytest.mark.parametrize(("source", "options"), REPEATED, ids=str)
+def test_the_recorded_command_prepares_the_same_again(
+    source: Any, options: Any, pets: list[str], here: Path
+) -> None:
+    """From a source of each kind, with options of each kind."""
+    prepare(pets, name="first", tokenizer="byte")
+    Path("questions.csv").write_text("q,a\n" + "".join(f"{i},{i + 1}\n" for i in range(120)))
+    Path("latin.txt").write_bytes("Maß\n".encode("latin-1") * 30)
+    np.save("ids.npy", np.arange(90) % 9)
+    (np.arange(90) % 9).astype("<u4").tofile("ids.bin")
+    dataset = prepare(source, name="pets", **options)
+    words = shlex.split(prepare_command(open_dataset(dataset.path)))
     command(*words[1:], "--data-dir", "again", cwd=here)
     assert contents(Path("again/pets")) == contents(dataset.path)
-    assert [entry.split for entry in attnlm.list_datasets()] == [dataset.split]
-    assert str(dataset.split) in command("list", "datasets", cwd=here).stdout
 
 
 def test_another_choice_of_documents_is_other_content(pets: list[str]) -> None:

@@ -21,10 +21,15 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import open_given, write_bytes
 from attnlm.base.folders import KINDS, LATEST, default_name, is_safe_name
-from attnlm.base.suggestions import similar_name, suggestion
-from attnlm.text import hub_datasets
+from attnlm.base.suggestions import suggestion
 from attnlm.text.download import TIMEOUT, fetch, fetch_cached, without_password
-from attnlm.text.record_files import record_values, require_text
+from attnlm.text.record_files import (
+    HUB_PREFIX,
+    hub_parts,
+    hub_records,
+    record_values,
+    require_text,
+)
 from attnlm.text.tasks import TASKS
 from attnlm.text.text_files import END, TextFile, bare_name, files_in, record_suffix, text_encoding
 
@@ -125,9 +130,9 @@ def get_corpus(
             case "-":
                 stream = contextlib.nullcontext(stdin or sys.stdin.buffer)
                 file = TextFile(Path("stdin"), "stdin", encoding, pipe_format, lambda: stream)
-            case str() if source.startswith(hub_datasets.PREFIX):
-                rows = functools.partial(hub_datasets.records, source, offline=offline)
-                path = Path(hub_datasets.parsed(source)["path"])
+            case str() if source.startswith(HUB_PREFIX):
+                rows = functools.partial(hub_records, source, offline=offline)
+                path = Path(hub_parts(source)["path"])
                 file = TextFile(path, source, rows=rows)
             case str() if "://" in source:
                 if offline:
@@ -240,11 +245,7 @@ def _path_corpus(source: str, encoding: str, pipe_format: str, on_event: OnEvent
                 stream, format = functools.partial(open_given, path), format or pipe_format
             return _of_file(TextFile(path, readable, encoding, format, stream), readable)
     except (FileNotFoundError, NotADirectoryError, ValueError):
-        names = [*NAMES, *TASKS]
-        with contextlib.suppress(OSError, ValueError):  # no folder to list
-            siblings = itertools.islice(path.parent.iterdir(), 1000)
-            names += (str(file) for file in siblings if similar_name(path.name, [file.name], ""))
-        hint = suggestion(source, names, f"use {SOURCES}")
+        hint = suggestion(source, [*NAMES, *TASKS], f"use {SOURCES}")
         raise AttnlmError(f"no such file or corpus: {source!r}", hint) from None
     except OSError as error:
         raise _unreadable_error(error.filename or source, error) from error

@@ -157,17 +157,15 @@ def _tokenizer_like(library: Any, vocab_size: int) -> Tokenizer:
     Raises ValueError, or an error of another type for content that nobody writes.
     """
     content = json.loads(library.to_str())  # with every default
+    model, splits = content["model"], json.dumps(content["pre_tokenizer"])
+    is_normal = content["normalizer"] is None
+    if not is_normal and content["normalizer"] != {"type": "NFC"}:
+        raise ValueError("its normalizer is not NFC")
     added = library.get_added_tokens_decoder()
     for token in added.values():
-        changes = token.normalized and content["normalizer"] is not None
-        if token.lstrip or token.rstrip or token.single_word or changes:
+        if token.lstrip or token.rstrip or token.single_word or token.normalized > is_normal:
             raise ValueError(f"its added token {token.content!r} takes more than its own text")
-    if content["normalizer"] not in (None, {"type": "NFC"}):
-        raise ValueError("its normalizer is not NFC")
     special = {token.content: i for i, token in added.items()}
-    model, splits = content["model"], json.dumps(content["pre_tokenizer"])
-    if model["type"] not in ("BPE", "WordLevel"):
-        raise ValueError(f"its model is of type {model['type']}")
     if max(model["vocab"].values()) >= vocab_size:
         raise ValueError("its ids are not those of its model")
     token_of = {i: token for token, i in model["vocab"].items() if special.get(token) != i}
@@ -175,18 +173,21 @@ def _tokenizer_like(library: Any, vocab_size: int) -> Tokenizer:
     text = library.decode([max(token_of)])
     plain, whole = (library.encode(text, add_special_tokens=add).ids for add in (False, True))
     beginning = None if whole == plain else whole[0]
-    if beginning is not None and whole[1:] != plain:
+    if whole not in (plain, [beginning, *plain]):
         raise ValueError("its post_processor adds more than one id before a text")
-    if model["type"] == "WordLevel" or not model["merges"]:
-        made: Tokenizer = ByteTokenizer(has_end=bool(special))
-        if model["type"] == "WordLevel":
-            made = CharTokenizer("".join(tokens), has_end=bool(special))
-        if made.vocab_size != vocab_size:
+    is_char = model["type"] == "WordLevel"
+    if is_char or not model["merges"]:
+        has_end = bool(special)
+        made = (
+            CharTokenizer("".join(tokens), has_end=has_end)
+            if is_char
+            else ByteTokenizer(has_end=has_end)
+        )
+        if (made.vocab_size, beginning, is_normal) != (vocab_size, None, True):
             raise ValueError(
-                f"the model has {vocab_size:,} ids, but its tokenizer {made.vocab_size:,}"
+                f"the model has {vocab_size:,} ids, but its tokenizer {made.vocab_size:,}, or its "
+                "normalizer or post_processor changes a text"
             )
-        if beginning is not None or content["normalizer"] is not None:
-            raise ValueError("its normalizer or post_processor changes a text")
         return made
     merged_ids = [model["vocab"]["".join(pair)] for pair in model["merges"]]
     if merged_ids != sorted(merged_ids):
@@ -210,7 +211,7 @@ def _tokenizer_like(library: Any, vocab_size: int) -> Tokenizer:
         end_of_text=end,
         special=special,
         beginning=beginning,
-        nfc=content["normalizer"] is not None,
+        nfc=not is_normal,
     )
 
 
