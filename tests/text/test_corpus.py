@@ -184,15 +184,18 @@ def test_a_folder_is_its_texts_in_the_order_of_their_paths() -> None:
 def test_other_files_of_a_folder_are_left_out_with_a_note() -> None:
     texts = {"an edge.txt": b"a" * (BLOCK - 1) + "é".encode(), "plain.txt": PLAY}
     others = {"1.png": b"\x89PNG\r\n", "2.bin": b"a\0b", "4.cut": b"a\xe2\x82", "5.bin": b"\0"}
+    others |= {"7.gz": gzip.compress(os.urandom(999).hex().encode())[:-9], "8.gz": b"no"}
+    others |= {"9.parquet": b"PAR1"}
     empty = {"3.empty": b"", "6.mark": codecs.BOM_UTF8}
     write_all({**texts, **others, **empty, ".git/config": PLAY, ".hidden": PLAY})
     events: list[object] = []
     kept = [texts[name].decode() + "|" for name in sorted(texts)]
     assert text_of(corpus_of("."), events.append) == "".join(kept)
     assert notes(events) == [
-        "left out 4 of 8 files because they are not utf-8 text: "
-        "1.png (byte 0), 2.bin, 4.cut (byte 1), 5.bin",
-        "left out 2 of 8 files because they are empty: 3.empty, 6.mark",
+        "left out 7 of 11 files because they are not utf-8 text: 1.png (byte 0), 2.bin, "
+        "4.cut (byte 1), 5.bin, 7.gz (it ends too early), 8.gz (Not a gzipped file (b'no')), "
+        "9.parquet (not complete)",
+        "left out 2 of 11 files because they are empty: 3.empty, 6.mark",
     ]
 
 

@@ -276,8 +276,7 @@ def _read(
             spool=work,
             on_event=on_event,
         )
-        for each in (sources, [options.val_file])
-        if each != [None] or each is sources
+        for each in (sources, [options.val_file])[: 1 if options.val_file is None else 2]
     ]
     files = [file for corpus in corpora for file in corpus.files]
     if options.column is not None and not any(file.is_records for file in files):
