@@ -152,10 +152,10 @@ class Text:
         by_documents = is_one and options.split == "documents"
         if is_one and options.split is None:
             by_documents = documents * min(fraction, 1 - fraction) >= _ENOUGH
-        self._train, self._val = (Part(s, [(0, s.size)]) for s in (spool, val_spool))
+        self._train, self._val = (Part(s, np.array([[0, s.size]])) for s in (spool, val_spool))
         if is_one:
             self._train, self._val = spool.parts(fraction, by_documents)
-            if not self._val.ranges:
+            if not len(self._val.ranges):
                 raise AttnlmError(
                     f"{spool.corpus.shown} has too few documents for `split` documents",
                     "use `split` tail, a larger `val_fraction`, or more files or records",

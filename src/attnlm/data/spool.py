@@ -7,7 +7,7 @@ import codecs
 import contextlib
 import hashlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -71,16 +71,12 @@ class Spool:
         if by_documents:
             chosen = chosen_documents(fraction, len(self.ends))
             inner = np.stack([np.append(0, self.ends)[chosen], self.ends[chosen]], 1).ravel()
-            edges = [0, *inner.tolist(), self.size]
+            edges = np.concatenate(([0], inner, [self.size]))
         else:
             cut = self._offset(math.floor(self.characters * (1 - fraction)))
-            edges = [0, cut, self.size, self.size]
+            edges = np.array([0, cut, self.size, self.size])
         # The edges are the offsets at which one split follows the other.
-        train, val = (
-            zip(edges[::2], edges[1::2], strict=True),
-            zip(edges[1::2], edges[2::2], strict=False),
-        )
-        return Part(self, [*train]), Part(self, [*val])
+        return Part(self, edges.reshape(-1, 2)), Part(self, edges[1:-1].reshape(-1, 2))
 
     def _offset(self, character: int) -> int:
         """Return the byte offset at which a character begins, given its index."""
@@ -109,10 +105,10 @@ class Spool:
 
 @dataclass(frozen=True)
 class Part:
-    """Part of a spool: the ranges of its bytes from one offset to another."""
+    """Part of a spool: the ranges of its bytes from one offset to another, (R, 2)."""
 
     spool: Spool
-    ranges: list[tuple[int, int]]
+    ranges: NDArray[np.int64]
 
     def blocks(self) -> Iterator[str]:
         """Yield the text in blocks. END follows documents if an end-of-text id will."""
@@ -145,11 +141,11 @@ class Part:
         return samples
 
 
-def _read(path: Path, ranges: Iterable[tuple[int, int]]) -> Iterator[str]:
+def _read(path: Path, ranges: NDArray[np.int64]) -> Iterator[str]:
     """Yield these parts of a file in blocks. END follows documents."""
     decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
     with path.open("rb") as file:
-        for begin, end in ranges:
+        for begin, end in ranges:  # (R, 2)
             file.seek(begin)
             while begin < end and (content := file.read(min(BLOCK, end - begin))):
                 begin += len(content)
@@ -168,7 +164,8 @@ def read_spool(corpus: Corpus, path: Path, on_event: OnEvent) -> Spool:
         size, with_returns = path.stat().st_size, [corpus.shown]
     else:
         with_returns = _write_spool(corpus, path, on_event)
-        blocks = _read(path, [(0, size := path.stat().st_size)])
+        size = path.stat().st_size
+        blocks = _read(path, np.array([[0, size]]))
     check_size(size, corpus.max_bytes, path.parent, corpus.shown)
     whole, document = hashlib.sha256(), hashlib.blake2b(digest_size=8)
     ends, digests, has_occurred = array.array("q"), bytearray(), np.zeros(0x110000, np.bool_)
@@ -220,7 +217,7 @@ def read_spool(corpus: Corpus, path: Path, on_event: OnEvent) -> Spool:
         characters,
         whole.hexdigest(),
         alphabet,
-        np.array(ends, np.int64),
+        np.frombuffer(ends, np.int64),
         np.frombuffer(digests, np.int64),
     )
 

@@ -21,7 +21,7 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import open_given, write_bytes
 from attnlm.base.folders import KINDS, LATEST, default_name, is_safe_name
-from attnlm.base.suggestions import similar_name, suggestion
+from attnlm.base.suggestions import suggestion
 from attnlm.text.download import TIMEOUT, fetch, fetch_cached, without_password
 from attnlm.text.record_files import (
     HUB_PREFIX,
@@ -248,7 +248,7 @@ def _path_corpus(source: str, encoding: str, pipe_format: str, on_event: OnEvent
         names = [*NAMES, *TASKS]
         with contextlib.suppress(OSError, ValueError):  # no folder to list
             siblings = itertools.islice(path.parent.iterdir(), 1000)
-            names += (str(file) for file in siblings if similar_name(path.name, [file.name], ""))
+            names += (str(file) for file in siblings if suggestion(path.name, [file.name], ""))
         hint = suggestion(source, names, f"use {SOURCES}")
         raise AttnlmError(f"no such file or corpus: {source!r}", hint) from None
     except OSError as error:
