@@ -120,7 +120,7 @@ def prepare(
         label = chosen.tokenizer.replace(":", "")
         if tokenizer is not None:
             label = safe_name(tokenizer.dataset or tokenizer.name)
-        meta = replace(
+        content.meta = meta = replace(
             content.meta,
             name=name or f"{content.name}-{label}",
             options=given,
@@ -137,7 +137,7 @@ def prepare(
             if tokenizer is None:
                 tokenizer = _new_tokenizer(chosen.tokenizer, content, work, offline, on_event)
             tokenizer.check(content.alphabet)
-            write_dataset(work / "new", meta, content, tokenizer, on_event)
+            write_dataset(work / "new", content, tokenizer, on_event)
             if not os.path.lexists(target):
                 (work / "new").rename(target)
             elif not is_up_to_date():  # or another process has put the same data there
@@ -290,24 +290,19 @@ def _read(
     return Text(corpora, options, work, on_event)
 
 
-def write_dataset(
-    folder: Path, meta: Meta, content: Content, tokenizer: Tokenizer, on_event: OnEvent
-) -> None:
+def write_dataset(folder: Path, content: Content, tokenizer: Tokenizer, on_event: OnEvent) -> None:
     """Write all files of a data set to the new folder `folder`; meta.json is the last one."""
     folder.mkdir()
     encoded = content.write(folder, tokenizer, on_event)
     write_json(folder / "tokenizer.json", tokenizer.to_json())
-    whole = replace(
+    meta = replace(
         encoded,
-        name=meta.name,
-        options=meta.options,
-        tokenizer_from=meta.tokenizer_from,
         tokenizer_name=tokenizer.name,
         vocab_size=tokenizer.vocab_size,
         dtype=id_dtype(tokenizer.vocab_size).name,
         files={path.name: file_hash(path) for path in sorted(folder.iterdir())},
     )
-    write_json(folder / "meta.json", {"format": FORMAT, **asdict(whole)})
+    write_json(folder / "meta.json", {"format": FORMAT, **asdict(meta)})
 
 
 def _is_prepared(target: Path, meta: Meta, tokenizer: Tokenizer | str, force: bool) -> bool:

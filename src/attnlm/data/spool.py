@@ -203,11 +203,10 @@ def read_spool(corpus: Corpus, path: Path, on_event: OnEvent) -> Spool:
             on_event(Progress("read", characters, None, "chars"))
     if characters == 0:
         raise AttnlmError(f"{corpus.shown} is empty", "use a text that is not empty")
-    alphabet = "".join(map(chr, np.flatnonzero(has_occurred)))
-    if "\r" in alphabet:
+    if has_occurred[ord("\r")]:
         shown = f"{listed(with_returns, 10)}: carriage returns (Windows line ends, CR LF) are kept"
         on_event(Note(f"{shown}; dos2unix converts CR LF to LF"))
-    if "\0" in alphabet:
+    if has_occurred[0]:
         on_event(Note(f"{corpus.shown} has NUL characters: if it is UTF-16, name its `encoding`"))
     return Spool(
         corpus,
@@ -216,7 +215,7 @@ def read_spool(corpus: Corpus, path: Path, on_event: OnEvent) -> Spool:
         size,
         characters,
         whole.hexdigest(),
-        alphabet,
+        "".join(map(chr, np.flatnonzero(has_occurred))),
         np.frombuffer(ends, np.int64),
         np.frombuffer(digests, np.int64),
     )
