@@ -112,9 +112,6 @@ dropout is not seeded by step
 (np.uint64(step) << np.uint64(24)) + windows => windows
 the last token of a split is never a target
 self._possible = len(tokens) - block_size => self._possible = len(tokens) - block_size - 1
-== data/bin_files.py
-a document's own text can end it
-if not tokenizer.has_special(block): => if True:
 == data/dataset.py
 a bin's hash is not compared
 if file_hash(path) != meta.files.get(name): => if False:
@@ -125,16 +122,15 @@ the largest id of a small vocabulary does not fit
 == data/examples.py
 windows end within an example
 counts_WT = places_WT < => counts_WT = places_WT >
-== data/splits.py
+== data/spool.py
 documents are hashed without their ends
-if corpus.marks_ends else utf8) => if False else utf8)
+marked if corpus.marks_ends else content => content
 the split is one character late
--return math.floor(self.text.characters * (1 - self.fraction))
-+return math.floor(self.text.characters * (1 - self.fraction)) + 1
+_offset(math.floor( => _offset(1 + math.floor(
 a document that spans blocks is divided
-*ended, open_one = block.split(END) => ended, open_one = block.split(END), ""
+*ended, rest = content.split(_END) => ended, rest = content.split(_END), b""
 the end of a document at the cut moves to the tail
-place += block.startswith(END, place) => pass
+(signed >= -64) & (signed != -1) => signed >= -64
 == generation/decoders.py
 the window never moves by half
 else max(1, spec.block_size // 2) => else spec.block_size
@@ -265,7 +261,7 @@ rel_tol=_ROUNDING) else b - a => rel_tol=_ROUNDING) else a - b
 a download's hash is not compared
 if sha256 not in (None, digest.hexdigest()): => if not digest:
 what is in the cache is believed
-file_hash(folder / file.name) == file.sha256: => (folder / file.name).is_file():
+file_hash(folder / name) == sha256: => (folder / name).is_file():
 == text/tasks.py
 sums have no carry
 str((a + b) % _MODULUS) => str((a + b) % (_MODULUS - 1))
@@ -275,6 +271,8 @@ text.removeprefix("\ufeff") => text
 == tokens/tokenizer.py
 text is cut anywhere
 place = max(cut.end() if cut else 0, => place = max(0,
+a document's own text can end it
+for ids in (self.encode_ordinary(text), end) => for ids in (self.encode_piece(text), end)
 == tokens/tokenizer_json.py
 a tokenizer is exported without being compared
 -    check_equal(tokenizer, library)

@@ -20,8 +20,7 @@ from attnlm.compute.device import choose_device
 from attnlm.config.settings import resolve
 from attnlm.config.training import TrainingConfig
 from attnlm.data.dataset import Dataset
-from attnlm.data.examples import IGNORED, Examples
-from attnlm.data.prepare_examples import LONGER
+from attnlm.data.examples import IGNORED, LONGER, Examples
 from attnlm.generation.question_format import format_of
 from attnlm.generation.sampler import load_sampler
 from attnlm.model.language_model import Bigram

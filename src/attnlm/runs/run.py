@@ -20,7 +20,14 @@ import attnlm
 from attnlm.base import files
 from attnlm.base.atomic_folders import locked_for_training, remove_unfinished_folders
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.folders import find_folder, how_to_make, is_folder, put_back
+from attnlm.base.folders import (
+    CHECKPOINT_DIR,
+    DATA_DIR,
+    find_folder,
+    how_to_make,
+    is_folder,
+    put_back,
+)
 from attnlm.base.formatting import nats_and_bits
 from attnlm.base.json_records import read_record, record_from_json
 from attnlm.base.own_code import OwnCode, is_code_name
@@ -139,7 +146,7 @@ class Run(RunFacts):
 
     path: Path
     config: Config
-    data_dir: Path = field(default=Path("data"), compare=False)
+    data_dir: Path = field(default=Path(DATA_DIR), compare=False)
     """where its data set is looked up by name if it is not at its recorded path"""
 
     def __repr__(self) -> str:
@@ -442,8 +449,8 @@ class Run(RunFacts):
 def open_run(
     name: str | Path | Run | None = None,
     *,
-    checkpoint_dir: str | Path = "checkpoints",
-    data_dir: str | Path = "data",
+    checkpoint_dir: str | Path = CHECKPOINT_DIR,
+    data_dir: str | Path = DATA_DIR,
 ) -> Run:
     """Return the run called `name` in `checkpoint_dir`, or at the path `name`; default: the newest.
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from attnlm.base.errors import AttnlmError
 from attnlm.data.dataset import Dataset, checked_file, evenly_spaced
-from attnlm.data.prepare_examples import LONGER
+from attnlm.data.examples import LONGER
 from attnlm.generation.question_format import QuestionFormat, answers, format_of
 from attnlm.generation.sampler import Sampler, load_sampler
 from attnlm.runs.run import Run, open_run
@@ -104,7 +104,7 @@ def read_pairs(path: Path) -> list[Pair]:
             f"{path} is not a file of records",
             'use a .jsonl file of records such as {"prompt": "2+3", "answer": "5"}',
         )
-    columns = (record_texts(path, column, str(path)) for column in ("prompt", "answer"))
+    columns = (record_texts(path, column) for column in ("prompt", "answer"))
     return list(zip(*columns, strict=True))
 
 

@@ -13,6 +13,7 @@ import torch
 from attnlm.base.clock import budget_start
 from attnlm.base.errors import UsageError
 from attnlm.base.events import Note, OnEvent, ignore
+from attnlm.base.folders import CHECKPOINT_DIR, DATA_DIR
 from attnlm.base.setting_fields import check_value
 from attnlm.compute.device import Device
 from attnlm.compute.threads import cores, torch_settings_restored
@@ -86,8 +87,8 @@ def estimate(
     resume: str | Path | Run | None = None,
     start_from: str | Path | Run | None = None,
     force: bool = False,
-    checkpoint_dir: str | Path = "checkpoints",
-    data_dir: str | Path = "data",
+    checkpoint_dir: str | Path = CHECKPOINT_DIR,
+    data_dir: str | Path = DATA_DIR,
     on_event: OnEvent | None = None,
     request: Request | None = None,
     **settings: Any,

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.folders import CHECKPOINT_DIR, DATA_DIR
 from attnlm.base.json_records import record_from_json
 from attnlm.base.own_code import opened_again
 from attnlm.config.settings import Config, resolve_new
@@ -44,8 +45,8 @@ def save_run(
     set: Mapping[str, Any] | None = None,
     block_size: int | None = None,
     metrics: Sequence[Mapping[str, Any]] = (),
-    checkpoint_dir: str | Path = "checkpoints",
-    data_dir: str | Path = "data",
+    checkpoint_dir: str | Path = CHECKPOINT_DIR,
+    data_dir: str | Path = DATA_DIR,
 ) -> Run:
     """Make a run of a trained model, which can then be evaluated, sampled and compared.
 

@@ -15,7 +15,7 @@ from attnlm.base.atomic_folders import delete_folder, workspace
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import explaining_os_errors
-from attnlm.base.folders import check_name, resume_command
+from attnlm.base.folders import CHECKPOINT_DIR, DATA_DIR, check_name, resume_command
 from attnlm.base.own_code import allow_call, check_not_running, own_traceback
 from attnlm.base.setting_fields import Setting, describe_settings, differing_names
 from attnlm.compute.device import Device, choose_device, use_precision
@@ -58,8 +58,8 @@ def train(
     name: str | None = None,
     exist_ok: bool = False,
     force: bool = False,
-    checkpoint_dir: str | Path = "checkpoints",
-    data_dir: str | Path = "data",
+    checkpoint_dir: str | Path = CHECKPOINT_DIR,
+    data_dir: str | Path = DATA_DIR,
     log: str | Sequence[str] | None = None,
     on_event: OnEvent | None = None,
     on_step: OnStep | None = None,
