@@ -468,7 +468,7 @@ def run_from_content(path: Path, content: Mapping[str, Any]) -> Run:
 def _run_from_record(path: Path, stored: StoredRun) -> Run:
     """Return the run with this content of config.json. Raises AttnlmError for a wrong setting."""
     try:
-        config = resolve({}, _with_own_code(stored.config, path / CODE))
+        config = resolve({}, with_recorded_code(stored.config, path / CODE))
     except AttnlmError as error:
         reason = error.message.removeprefix("in the recipe: ").replace("`", "")
         raise AttnlmError(
@@ -477,7 +477,7 @@ def _run_from_record(path: Path, stored: StoredRun) -> Run:
     return Run(path, **{**vars(stored), "config": config})
 
 
-def _with_own_code(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def with_recorded_code(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return the settings in config.json with the own code that the run keeps in a folder."""
     hashes = dict(re.findall(r"(.+?):([0-9a-f]{64})(?: |$)", str(config.get(CODE, ""))))
     settings = dict(config)
