@@ -19,8 +19,9 @@ from attnlm.config.new_run import resolve_new
 from attnlm.config.settings import Config
 from attnlm.model.attention import SelfAttention
 from attnlm.model.inspection import parameter_count
-from attnlm.model.language_model import LanguageModel, OwnPart, Transformer
+from attnlm.model.language_model import LanguageModel, Transformer
 from attnlm.model.own_modules import OwnLanguageModel
+from attnlm.model.own_parts import OwnPart
 from attnlm.model.recorder import NotRecordedError, record
 from tests.tolerances import assert_near
 

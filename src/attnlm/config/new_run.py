@@ -11,7 +11,7 @@ from attnlm.base.own_code import OwnCode, is_code_name, named_code, passed_code
 from attnlm.base.setting_fields import Setting, Settings
 from attnlm.config.recipes import Recipe, load_sizes
 from attnlm.config.settings import CHOSEN_BY_NAME, Config, ParentRun, resolve
-from attnlm.model.own_specs import PREFIX, with_defaults
+from attnlm.model.own_arguments import PREFIX, with_defaults
 
 
 class SizeCandidates(NamedTuple):

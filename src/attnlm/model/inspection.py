@@ -16,9 +16,8 @@ from torch.overrides import TorchFunctionMode
 
 from attnlm.base.errors import AttnlmError, NotFiniteError
 from attnlm.base.own_code import OwnCode
-from attnlm.model.architecture import Architecture
 from attnlm.model.language_model import LanguageModel
-from attnlm.model.spec import ModelSpec
+from attnlm.model.spec import ModelSpec, is_ours
 from attnlm.text.corpus_tales import RULES, generate_story, parse_grammar, uniform_words
 from attnlm.tokens.tokenizer import CharTokenizer, Tokenizer
 
@@ -99,7 +98,7 @@ def is_as_built(model: LanguageModel) -> bool:
     Otherwise, a class, function, module or attribute was changed from outside. Code that computes a
     model without calling its modules must not be used then.
     """
-    if not isinstance(model.spec, Architecture):
+    if not is_ours(model.spec):
         return False
     built = meta_model(model.spec, model.vocab_size)
     kinds = {*map(type, model.modules())}

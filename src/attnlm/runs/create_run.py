@@ -15,7 +15,7 @@ from attnlm.base.folders import check_name, resume_command, write_latest
 from attnlm.base.setting_fields import fields_of
 from attnlm.config.settings import Config
 from attnlm.data.dataset import Dataset
-from attnlm.model.own_specs import CODE
+from attnlm.model.own_arguments import CODE
 from attnlm.runs.records import DatasetFacts, ParentRecord
 from attnlm.runs.run import Run
 from attnlm.tokens.tokenizer import Tokenizer

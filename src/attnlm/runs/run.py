@@ -27,7 +27,7 @@ from attnlm.base.own_code import OwnCode, is_code_name
 from attnlm.base.setting_fields import fields_of
 from attnlm.config.settings import CHOSEN_BY_NAME, Config, resolve
 from attnlm.data.dataset import Dataset, open_dataset
-from attnlm.model.own_specs import CODE
+from attnlm.model.own_arguments import CODE
 from attnlm.runs.checkpoint import load_facts
 from attnlm.runs.journal import (
     EARLY_STEPS,

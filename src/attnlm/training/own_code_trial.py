@@ -17,9 +17,9 @@ from attnlm.base.own_code import OwnCode
 from attnlm.compute.device import Device
 from attnlm.config.settings import Config
 from attnlm.model.inspection import are_close, draw_zeros, restoring, stored_buffers
-from attnlm.model.language_model import LanguageModel, on_device_of, require_shape
+from attnlm.model.language_model import LanguageModel
 from attnlm.model.layers import drop_by
-from attnlm.model.own_specs import OwnModel, OwnParts
+from attnlm.model.own_parts import on_device_of, require_shape
 from attnlm.training.random_state import keeping_random_state, seed_generators
 
 TRIED_WINDOWS = slice(4)
@@ -90,7 +90,7 @@ def mixes_texts(
 
     Training is tried and, if the model draws random numbers there, evaluation.
     """
-    if not isinstance(config.spec, OwnParts | OwnModel) or len(inputs) < 2:
+    if not config.spec.codes or len(inputs) < 2:
         return False
     ids_BT = torch.from_numpy(inputs).to(device.torch)
     is_training = True

@@ -31,9 +31,10 @@ from attnlm.model.inspection import (
     restoring,
     stored_buffers,
 )
-from attnlm.model.language_model import LanguageModel, on_device_of
+from attnlm.model.language_model import LanguageModel
 from attnlm.model.layers import drop_by
-from attnlm.model.own_specs import CODE
+from attnlm.model.own_arguments import CODE
+from attnlm.model.own_parts import on_device_of
 from attnlm.runs.checkpoint import load_checkpoint, save_checkpoint
 from attnlm.runs.run import with_recorded_code
 from attnlm.training.forms import batch_loss

@@ -28,7 +28,7 @@ from attnlm.config.settings import Config, resolve
 from attnlm.data.batches import check_splits
 from attnlm.data.dataset import Dataset, id_dtype
 from attnlm.model.inspection import parameter_count
-from attnlm.model.own_specs import with_defaults
+from attnlm.model.own_arguments import with_defaults
 from attnlm.training.budget_clock import BudgetClock
 from attnlm.training.cuda_graph import FIRST_CALLS
 from attnlm.training.eval_budget import affordable_eval_tokens, step_cost

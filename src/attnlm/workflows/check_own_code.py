@@ -18,11 +18,11 @@ from attnlm.base.own_code import OwnCode, named_code, own_traceback
 from attnlm.compute.device import choose_device
 from attnlm.config.new_run import resolve_new, with_own_code
 from attnlm.config.settings import CHOSEN_BY_NAME, Config, resolve
+from attnlm.model.architecture import Architecture
 from attnlm.model.inspection import draw_zeros, parameter_count, restoring
 from attnlm.model.language_model import LanguageModel
-from attnlm.model.own_arguments import infer_kind
+from attnlm.model.own_arguments import PREFIX, infer_kind
 from attnlm.model.own_modules import OwnLanguageModel
-from attnlm.model.own_specs import PREFIX, OwnModel, OwnParts
 from attnlm.model.recorder import SOFTMAX, record
 from attnlm.model.spec import ModelSpec
 from attnlm.training.optimizer import flatten_parameters
@@ -276,7 +276,7 @@ def check_causal(spec: ModelSpec, vocab_size: int) -> str:
 
     Raises AttnlmError if the model computes no finite logits.
     """
-    if not isinstance(spec, OwnParts | OwnModel):
+    if not spec.codes:
         return ""
     model = _built_model(spec, vocab_size)
     ids_BT = _random_ids(model, 1)
@@ -332,7 +332,7 @@ def _check_maps(model: LanguageModel, ids_BT: Tensor) -> Finding:
         return Finding("maps", "no attention maps were found: reports go without them")
     each = " and ".join(str(count) for count in sorted(set(counts)))
     text = f"{len(counts)} {'layer' if len(counts) == 1 else 'layers'} × {each} heads"
-    heads = getattr(getattr(model.spec, "architecture", None), "heads", None)
+    heads = getattr(model.spec, "heads", None)
     if heads is None or set(counts) == {heads}:
         return Finding("maps", text)
     return Finding("maps", text, f"the model has `heads` {heads}: does the code use the argument?")
@@ -342,8 +342,8 @@ def _cost_findings(config: Config, vocab_size: int) -> Iterator[Finding]:
     """Yield the costs of the model and of the same model with the standard part."""
     spec = config.spec
     configs = {"": config}
-    if isinstance(spec, OwnParts):
-        standard = spec.architecture.settings()
+    if isinstance(spec, Architecture):
+        standard = spec.settings()
         sizes = ("model", "embed_dim", "heads", "block_size")
         sizes_of = {k: standard[k] for k in sizes if k in standard and k not in spec.codes}
         configs[f"; the standard {spec.preset}: "] = resolve(sizes_of)

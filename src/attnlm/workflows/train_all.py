@@ -14,7 +14,7 @@ from attnlm.base.setting_fields import Settings
 from attnlm.config.new_run import resolve_new
 from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset
-from attnlm.model.language_model import OwnOutputError
+from attnlm.model.own_parts import OwnOutputError
 from attnlm.runs.run import Run, open_run
 from attnlm.training.recorded import NotRecordedError
 from attnlm.training.step import StepNotFiniteError
