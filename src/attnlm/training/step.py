@@ -113,7 +113,7 @@ class Stepper:
         if config.codes:
             first = new_batches(config, dataset, TRIED_WINDOWS)(0)
             trial = try_own_code(config, state.model, state.device, *first)
-        self._why_whole = trial.why_whole(config)
+        self._why_whole = trial.why_whole
         self._most_replicas = threads if trial.may_replicate and not self._why_whole else 1
         is_divided = split_batch(training, threads).windows < training.batch_size
         self.kept_whole_because = self._why_whole if is_divided else ""
