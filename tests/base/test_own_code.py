@@ -94,7 +94,7 @@ def test_a_recorded_hash_accepts_no_other_file(file: Path) -> None:
 def test_another_file_than_the_run_needs_is_not_accepted_for_it(file: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(ANSWER.replace("42", "43"))
     accept_code(tmp_path / "mine.py")
-    with pytest.raises(CodeNotAcceptedError, match="differs from") as refused:
+    with pytest.raises(CodeNotAcceptedError) as refused:
         recorded(file).load()
     assert str(file) in refused.value.message
 

@@ -16,8 +16,6 @@ from attnlm.model.own_arguments import PREFIX
 from attnlm.model.spec import ModelSpec, Shapes, is_ours, own_code_reason
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from attnlm.model.language_model import Bigram, Transformer
 
 MODELS = (
@@ -302,14 +300,6 @@ class Architecture:
         from attnlm.model.own_modules import measured_costs
 
         return measured_costs(self, vocab_size)
-
-    def buffers(self, vocab_size: int) -> Mapping[str, Tensor]:
-        """Return the buffers of own code: ours has none that a checkpoint holds."""
-        if not self.codes:
-            return {}
-        from attnlm.model.own_modules import built_buffers
-
-        return built_buffers(self, vocab_size)
 
     def parameter_shapes(self, vocab_size: int) -> Shapes:
         """Return the shape of each parameter by its name."""

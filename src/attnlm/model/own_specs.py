@@ -15,8 +15,6 @@ from attnlm.model.own_arguments import PREFIX
 from attnlm.model.spec import ModelSpec, Shapes
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from attnlm.model.language_model import LanguageModel
 
 
@@ -60,11 +58,6 @@ class OwnModel:
         from attnlm.model.own_modules import built_shapes
 
         return built_shapes(self, vocab_size)
-
-    def buffers(self, vocab_size: int) -> Mapping[str, Tensor]:
-        from attnlm.model.own_modules import built_buffers
-
-        return built_buffers(self, vocab_size)
 
 
 def own_model(code: OwnCode, settings: Mapping[str, Setting], arguments: Settings) -> OwnModel:

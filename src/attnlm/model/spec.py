@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Protocol, TypeGuard
 from attnlm.base.setting_fields import Settings
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from attnlm.base.own_code import OwnCode
     from attnlm.model.architecture import Architecture
     from attnlm.model.costs import Costs
@@ -77,9 +75,6 @@ class ModelSpec(Protocol):
 
     def parameter_shapes(self, vocab_size: int) -> Shapes:
         """Return the shape of each parameter by its name, without its numbers."""
-
-    def buffers(self, vocab_size: int) -> Mapping[str, Tensor]:
-        """Return tensors like those that a checkpoint holds in addition to the parameters."""
 
 
 def is_ours(spec: ModelSpec) -> TypeGuard[Architecture]:

@@ -34,6 +34,7 @@ from attnlm.model.inspection import (
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.layers import drop_by
 from attnlm.model.own_arguments import CODE
+from attnlm.model.own_modules import built_buffers
 from attnlm.model.own_parts import on_device_of
 from attnlm.runs.checkpoint import load_checkpoint, save_checkpoint
 from attnlm.runs.run import with_recorded_code
@@ -81,7 +82,7 @@ def check_recorded(
             _check_kept(trained, model)
             with opened_again(config.codes), _explaining(config):
                 recorded = recorded_config(config, folder)
-                _check_forms(stored_buffers(model), recorded.spec.buffers(model.vocab_size))
+                _check_forms(stored_buffers(model), built_buffers(recorded.spec, model.vocab_size))
                 opened, theirs = _open(recorded, model.vocab_size, device, folder)
             if not all(map(is_same, ours, theirs)):
                 cause, hint = _likely_cause(model, opened)
