@@ -159,7 +159,7 @@ def lost_parts(a: Architecture, kind: str) -> list[str]:
     if a.embed_dim is None:
         return ["a table of logits, and no layers"]
     a = _completed(a, kind)
-    ours = dict(vars(a))
+    ours = {part.name: getattr(a, part.name) for part in fields(a) if part.name != "arguments"}
     back: dict[str, Any] = {part.name: part.default for part in fields(a)}
     back |= PRESETS[_PRESETS.get(kind, "llama")].parts
     back |= _settings(SimpleNamespace(**_config(a, kind)))
