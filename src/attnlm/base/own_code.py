@@ -20,11 +20,10 @@ import linecache
 import math
 import os
 import random
-import re
 import symtable
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.util import decode_source
 from pathlib import Path
@@ -466,12 +465,11 @@ def _statements(scope: Mapping[str, Any]) -> Iterator[_Statement]:
             raise LookupError("it is in no file")
         cells = [decode_source(files.read_bytes(path))]
     for number, cell in enumerate(cells, 1):
-        lines = re.split(rb"\r\n?|\n", cell.encode())  # str.splitlines splits at more
         line_now = _line_now(scope) if number == len(cells) else math.inf
         with contextlib.suppress(SyntaxError):  # in a cell that could not run
             for node in ast.parse(cell).body:
                 if node.lineno <= line_now:
-                    yield _statement(node, lines, scope)
+                    yield _statement(node, cell, scope)
 
 
 def _line_now(scope: Mapping[str, Any]) -> float:
@@ -485,13 +483,10 @@ def _line_now(scope: Mapping[str, Any]) -> float:
     return line
 
 
-def _statement(node: ast.stmt, lines: Sequence[bytes], scope: Mapping[str, Any]) -> _Statement:
+def _statement(node: ast.stmt, cell: str, scope: Mapping[str, Any]) -> _Statement:
     decorators = getattr(node, "decorator_list", [])
-    first = min([node.lineno, *(decorator.lineno for decorator in decorators)])
-    own = list(lines[first - 1 : node.end_lineno])
-    own[-1] = own[-1][: node.end_col_offset]
-    own[0] = own[0][node.col_offset :]
-    text = b"\n".join(own).decode()
+    node.lineno = min([node.lineno, *(decorator.lineno for decorator in decorators)])
+    text = ast.get_source_segment(cell, node) or ""
     reads: set[str] = set()
     reads_later: set[str] = set()
 
