@@ -263,6 +263,7 @@ ORDER = "list({'a', 'b', 'c'}).index('a')"
         ("", f"y = y * {ORDER}"),
         ("self.seen = [ord(c) for c in set('causal')]", "y = y * self.seen[0]"),
         ("", "y = y * (hash('causal') % 1000)"),
+        ("self.w = nn.Parameter(torch.ones([*{'a', 'b', 'c'}].index('a') + 1))", ""),
     ],
 )
 def test_code_that_is_another_in_the_next_process_is_refused(

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError
-from attnlm.base.own_code import allow_call, opened_again
+from attnlm.base.own_code import OwnCode, allow_call, opened_again
 from attnlm.compute.device import Device, use_precision
 from attnlm.compute.threads import flush_subnormals
 from attnlm.config.settings import Config, resolve
@@ -50,16 +50,13 @@ class NotRecordedError(AttnlmError):
     """Error for own code that computes something else than its run will when opened."""
 
 
-def check_recorded(
-    config: Config, model: LanguageModel, device: Device, *, is_first: bool = True
-) -> None:
+def check_recorded(config: Config, model: LanguageModel, device: Device) -> None:
     """Raise NotRecordedError unless a model with own code computes what its run will when opened.
 
     Own code is run anew from its recorded source, and gets the recorded state. Logits and losses of
     a batch must be the same, in evaluation and in training; then again, after that batch. If the
-    source may depend on the order of a set, another process computes them too, unless this is not
-    the first check. The parameters must be flat, as the optimizer makes them. Nothing of the model
-    changes.
+    source may depend on the order of a set, another process computes them too, once. The parameters
+    must be flat, as the optimizer makes them. Nothing of the model changes.
     """
     if not config.codes:
         return
@@ -90,15 +87,13 @@ def check_recorded(
                     f"{config.spec.name} computes something else when its run is opened: {cause}",
                     hint,
                 )
-            if is_first and any(_may_depend_on_hashes(code.content()) for code in config.codes):
-                theirs = _other_process(config, model.vocab_size, device, folder)
-                if not all(map(is_same, ours, theirs)):
-                    raise NotRecordedError(
-                        f"{config.spec.name} computes something else in another process: a set "
-                        "has no order, and hash and id change",
-                        "sort the set, as in sorted({'a', 'b'}), or write a list or a dictionary",
-                    )
-            is_first = False
+            about = repr((config.spec.settings(), config.settings()[CODE]))
+            if about in _COMPARED or not any(map(_may_depend_on_hashes, config.codes)):
+                continue
+            theirs = _other_process(config, model.vocab_size, device, folder)
+            if not all(map(is_same, ours, theirs)):
+                raise _differs_elsewhere(config, "computes something else")
+            _COMPARED.add(about)
 
 
 @contextlib.contextmanager
@@ -109,14 +104,11 @@ def _explaining(config: Config) -> Iterator[None]:
     except AttnlmError:
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 - own code may raise anything
-        raise _not_opened(config, f"{type(error).__name__}: {error}") from None
-
-
-def _not_opened(config: Config, reason: str) -> NotRecordedError:
-    return NotRecordedError(
-        f"{config.spec.name} cannot be opened by another process: {reason}",
-        "a run keeps one file of own code: put all into it that it needs",
-    )
+        raise NotRecordedError(
+            f"{config.spec.name} cannot be opened by another process: "
+            f"{type(error).__name__}: {error}",
+            "a run keeps one file of own code: put all into it that it needs",
+        ) from None
 
 
 def recorded_config(config: Config, folder: Path) -> Config:
@@ -192,12 +184,14 @@ def _check_forms(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> No
 
 _HASHED = {"set", "frozenset", "hash", "__hash__", "id", "keys"}
 """names of what depends on a hash, or, of two keys(), makes a set"""
-_SEEDS = [s for s in map(str, range(1, 17)) if s != os.environ.get("PYTHONHASHSEED")]
+_COMPARED: set[str] = set()
+"""models and files of own code that computed the same in another process"""
+_SEEDS = [s for s in map(str, range(1, 33)) if s != os.environ.get("PYTHONHASHSEED")]
 
 
-def _may_depend_on_hashes(source: bytes) -> bool:
-    """Return True if a source mentions a set, but not only to look something up in it."""
-    nodes = list(ast.walk(ast.parse(source)))
+def _may_depend_on_hashes(code: OwnCode) -> bool:
+    """Return True if a file mentions a set, but not only to look something up in it."""
+    nodes = list(ast.walk(ast.parse(code.content())))
     looked_up = [x for node in nodes if isinstance(node, ast.Compare) for x in node.comparators]
     return any(
         (isinstance(node, ast.Set | ast.SetComp) and node not in looked_up)
@@ -212,8 +206,16 @@ def _other_process(config: Config, vocab_size: int, device: Device, folder: Path
     program = f"from attnlm.training.recorded import open_in_child as f; f(*{about!r})"
     done = _python(_seed_of_other_orders(config), program)
     if done.returncode:
-        raise _not_opened(config, (done.stderr.strip() or "it ended").splitlines()[-1])
+        reason = done.stderr.strip().rpartition("\n")[2]
+        raise _differs_elsewhere(config, f"fails ({reason})")
     return [x.to(device.torch) for _, x in sorted(load_file(folder / _NUMBERS).items())]
+
+
+def _differs_elsewhere(config: Config, what: str) -> NotRecordedError:
+    return NotRecordedError(
+        f"{config.spec.name} {what} in another process: a set has no order, and hash and id change",
+        "sort the set, as in sorted({'a', 'b'}), or write a list or a dictionary",
+    )
 
 
 def open_in_child(path: str, vocab_size: int, device: tuple[str, str, str], threads: int) -> None:
@@ -230,15 +232,21 @@ def open_in_child(path: str, vocab_size: int, device: tuple[str, str, str], thre
 
 
 def _seed_of_other_orders(config: Config) -> str:
-    """Return a seed of hashes with which the sources' texts have other places in sets than here.
+    """Return a seed of hashes with which texts have other places in the sources' sets than here.
 
     With a seed that is not chosen, two texts have the same order half of the time.
     """
+    made: list[ast.expr] = []
+    for node in (node for code in config.codes for node in ast.walk(ast.parse(code.content()))):
+        if isinstance(node, ast.Set):
+            made.append(ast.List(node.elts))
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in _HASHED:
+            made += node.args
     groups = []
-    for node in (node for c in config.codes for node in ast.walk(ast.parse(c.content()))):
+    for node in made:
         with contextlib.suppress(ValueError, TypeError):
-            group = list(ast.literal_eval(node))
-            groups += [group] if len(group) > 1 and all(isinstance(x, str) for x in group) else []
+            texts = [x for x in ast.literal_eval(node) if isinstance(x, str)]
+            groups += [texts] if len(texts) > 1 else []
 
     def moved(seed: str) -> float:
         theirs = ast.literal_eval(_python(seed, f"print([[*{{*x}}] for x in {groups}])").stdout)

@@ -65,7 +65,7 @@ class RunWriter:
             self._evaluations += 1
             # What a late step changes is found within twice the steps, and at the end.
             if self._evaluations.bit_count() == 1 or self.run_schedule.is_over:
-                check_recorded(self.run.config, state.model, state.device, is_first=False)
+                check_recorded(self.run.config, state.model, state.device)
                 began = time.perf_counter()  # this check comes rarely
         validation_began = time.perf_counter()
         evaluation = _evaluate(self.stepper, self.dataset, training.eval_tokens)
