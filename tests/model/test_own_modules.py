@@ -162,9 +162,12 @@ WRONG_SETS = (*({"start": x} for x in WRONG_STARTS), {"name": 3}, {"a b": 1}, {"
     ("settings", "says"),
     [
         ({"attention": "parts:Fused", **SIZES}, "`heads` has no effect: parts.py:Fused has no arg"),
-        ({"attention": "parts:Head", "scores": "parts:Scores"}, "cannot both be your own"),
-        ({"mlp": "parts:Gate"}, "multi-head has no mlp that mlp of your own"),
-        ({"attention": "parts:Fused", "positions": "rotary"}, "turns queries and keys"),
+        (
+            {"attention": "parts:Head", "scores": "parts:Scores"},
+            "`scores` has no effect without `attention` softmax",
+        ),
+        ({"mlp": "parts:Gate"}, "multi-head has no mlp that your own could"),
+        ({"attention": "parts:Fused", "positions": "rotary"}, "rotary needs queries and keys"),
         ({"attention": "parts:Wide", "model": "transformer", **PART_SIZES}, "24 features of 12"),
         ({"attention": "parts:Head", "set": {"strat": 1}}, "no argument 'strat'"),
         ({"attention": "parts:Head", "set": [1]}, "`set` must be a dictionary"),

@@ -330,8 +330,7 @@ def _accepted_calls(sha256: str) -> set[str]:
 
 def _listed_calls(sha256: str) -> set[str]:
     lines = (line.strip().split("  ") for line in _read_list().split("\n"))
-    listed = [words for words in lines if words[0] == sha256]
-    return {words[1] for words in listed if len(words) == 3}
+    return {words[1] for words in lines if words[0] == sha256 and len(words) == 3}
 
 
 def _append_to_list(sha256: str, call: str, name: str) -> None:

@@ -474,14 +474,13 @@ def architecture(
     preset = PRESETS[model]
     codes = {name: value for name, value in settings.items() if isinstance(value, OwnCode)}
     merged = {**preset.parts, **settings}
-    _check_replaced(model, codes)
-    if "attention" in codes and merged.get("positions") == "rotary":
-        if "positions" in settings:
+    for kind in codes:
+        if preset.parts.get(kind, fields_of(Architecture)[kind].default) == "none":
             raise UsageError(
-                "`positions` rotary turns queries and keys, which are in the attention you replace",
-                "use `positions` learned or none",
+                f"{model} has no {kind} that your own could replace", "use `model` transformer"
             )
-        merged["positions"] = "learned"
+    if "attention" in codes and preset.parts.get("positions") == "rotary":
+        merged["positions"] = settings.get("positions", "learned")  # it has its own queries
     for name in settings:
         if name not in (*preset.settings, *_settings_beside(codes)):
             users = [m for m in PRESETS if name in PRESETS[m].settings]
@@ -499,21 +498,3 @@ def architecture(
 def _settings_beside(codes: Mapping[str, OwnCode]) -> tuple[str, ...]:
     """Return the settings that every preset has with these parts of the user's."""
     return (*codes, "positions") if codes else ()
-
-
-def _check_replaced(model: str, codes: Mapping[str, OwnCode]) -> None:
-    """Raise UsageError unless a preset has the parts that own code replaces."""
-    defaults = {name: part.default for name, part in fields_of(Architecture).items()}
-    has = {**defaults, **PRESETS[model].parts}
-    for kind in codes:
-        replaced = "attention" if kind == "scores" else kind
-        if has[replaced] == "none" or (kind == "scores" and has[replaced] != "softmax"):
-            raise UsageError(
-                f"{model} has no {replaced} that {kind} of your own could replace",
-                "use `model` transformer" if kind == "mlp" else "use `model` multi-head",
-            )
-    if {"attention", "scores"} <= codes.keys():
-        raise UsageError(
-            "`attention` and `scores` cannot both be your own: the attention has the scores",
-            "leave one out",
-        )

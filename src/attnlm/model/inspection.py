@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from attnlm.base.errors import AttnlmError, NotFiniteError
-from attnlm.base.own_code import OwnCode
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.spec import ModelSpec, is_ours
 from attnlm.text.corpus_tales import RULES, generate_story, parse_grammar, uniform_words
@@ -224,9 +223,8 @@ def uninitialised_model(spec: ModelSpec, vocab_size: int) -> LanguageModel:
 
 def _run_files(spec: ModelSpec) -> None:
     """Run the files of own code, whose variables need their initialisation."""
-    for code in spec.settings().values():
-        if isinstance(code, OwnCode):
-            code.load()
+    for code in spec.codes.values():
+        code.load()
 
 
 class _WithoutInitialisation(TorchFunctionMode):
