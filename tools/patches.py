@@ -178,7 +178,7 @@ a loss in pieces keeps the gradient of the last one alone
 +d_lm_head_VC.copy_(linear(d_logits_mV.T, x_MC[rows].T)[:vocab_size])
 == model/architecture.py
 settings that a rung lacks are ignored
-if name not in preset.settings and not => if False and not
+if name not in (*preset.settings, => if False and name not in (*preset.settings,
 == model/inspection.py
 only the first differing number is looked for in a text
 for window_T in (text_ids, random_ids): => for window_T in (text_ids[:1],):
