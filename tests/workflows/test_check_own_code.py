@@ -82,11 +82,6 @@ class Unused(Good):
         self.spare = nn.Linear(embed_dim, embed_dim)
 
 
-class Batch(Good):
-    def forward(self, x):
-        return super().forward(x - x.mean(0))
-
-
 class BatchInTraining(Good):
     def forward(self, x):
         return super().forward(x - self.training * x.mean(0))
@@ -178,7 +173,6 @@ def test_right_code_has_no_problem(code: Path, name: str, settings: dict[str, An
         ("OneHead", "maps", "1 layer × 1 heads", "the model has `heads` 4", False),
         ("NotFinite", "numbers", "blocks.0.attention.module.softmax", "all -inf", True),
         ("Unused", "gradients", "6 of 8", "attention.module.spare.weight", False),
-        ("Batch", "batch", "texts of a batch change each other", "first axis", False),
         ("BatchInTraining", "batch", "batch change each other", "first axis", False),
         ("Noise", "evaluation", "logits differ by", "if self.training", False),
         ("Pairs", "contexts", "1 tokens: AssertionError", "allow any length", True),

@@ -46,12 +46,12 @@ _TEXTS = 2
 _WEIGHTS, _NUMBERS = "opened.safetensors", "numbers.safetensors"
 
 
-class NotRecordedError(AttnlmError):
+class NotAsRecordedError(AttnlmError):
     """Error for own code that computes something else than its run will when opened."""
 
 
 def check_recorded(config: Config, model: LanguageModel, device: Device) -> None:
-    """Raise NotRecordedError unless a model with own code computes what its run will when opened.
+    """Raise NotAsRecordedError unless a model with own code computes what its run will when opened.
 
     Own code is run anew from its recorded source, and gets the recorded state. Logits and losses of
     a batch must be the same, in evaluation and in training; then again, after that batch. If the
@@ -83,7 +83,7 @@ def check_recorded(config: Config, model: LanguageModel, device: Device) -> None
                 opened, theirs = _open(recorded, model.vocab_size, device, folder)
             if not all(map(is_same, ours, theirs)):
                 cause, hint = _likely_cause(model, opened)
-                raise NotRecordedError(
+                raise NotAsRecordedError(
                     f"{config.spec.name} computes something else when its run is opened: {cause}",
                     hint,
                 )
@@ -98,13 +98,13 @@ def check_recorded(config: Config, model: LanguageModel, device: Device) -> None
 
 @contextlib.contextmanager
 def _explaining(config: Config) -> Iterator[None]:
-    """Turn what own code raises when it is opened into NotRecordedError."""
+    """Turn what own code raises when it is opened into NotAsRecordedError."""
     try:
         yield
     except AttnlmError:
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 - own code may raise anything
-        raise NotRecordedError(
+        raise NotAsRecordedError(
             f"{config.spec.name} cannot be opened by another process: "
             f"{type(error).__name__}: {error}",
             "a run keeps one file of own code: put all into it that it needs",
@@ -154,18 +154,18 @@ def _is_same(ours: Tensor, theirs: Tensor) -> bool:
 
 
 def _check_kept(trained: Mapping[str, tuple[nn.Parameter, int]], model: LanguageModel) -> None:
-    """Raise NotRecordedError unless parameters are those, and in the memory, that are updated."""
+    """Raise NotAsRecordedError unless parameters are those, and in the memory, that are updated."""
     parameters = dict(model.named_parameters())
     for name, (parameter, place) in trained.items():
         if parameters.get(name) is not parameter or parameter.data_ptr() != place:
-            raise NotRecordedError(
+            raise NotAsRecordedError(
                 f"the parameter {name} is replaced while the model computes, and would not train",
                 "change it in place, as in: with torch.no_grad(): self.weight.clamp_(-1, 1)",
             )
 
 
 def _check_forms(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
-    """Raise NotRecordedError if buffers are not of the form that the constructor gives them."""
+    """Raise NotAsRecordedError if buffers are not of the form that the constructor gives them."""
     forms, built = (
         {n: f"{tuple(b.shape)} of {b.dtype}" for n, b in buffers.items()}
         for buffers in (ours, theirs)
@@ -173,7 +173,7 @@ def _check_forms(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> No
     for name in sorted(forms.keys() | built.keys()):
         now, then = forms.get(name, "None"), built.get(name, "None")
         if now != then:
-            raise NotRecordedError(
+            raise NotAsRecordedError(
                 f"the buffer {name} is {now}, but {then} when the model is built",
                 "give it its shape and type in the constructor, or register it with "
                 "persistent=False if each batch makes it again",
@@ -211,8 +211,8 @@ def _other_process(config: Config, vocab_size: int, device: Device, folder: Path
     return [x.to(device.torch) for _, x in sorted(load_file(folder / _NUMBERS).items())]
 
 
-def _differs_elsewhere(config: Config, what: str) -> NotRecordedError:
-    return NotRecordedError(
+def _differs_elsewhere(config: Config, what: str) -> NotAsRecordedError:
+    return NotAsRecordedError(
         f"{config.spec.name} {what} in another process: a set has no order, and hash and id change",
         "sort the set, as in sorted({'a', 'b'}), or write a list or a dictionary",
     )

@@ -16,7 +16,7 @@ from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset
 from attnlm.model.own_parts import OwnOutputError
 from attnlm.runs.run import Run, open_run
-from attnlm.training.recorded import NotRecordedError
+from attnlm.training.recorded import NotAsRecordedError
 from attnlm.training.step import StepNotFiniteError
 from attnlm.workflows.train import check_same, train
 
@@ -75,7 +75,7 @@ def reason_of_failure(error: Exception, settings: Settings) -> str:
     """
     if (lines := own_traceback(error)) is not None:
         return f"its code raised {lines.splitlines()[-1]}"
-    if isinstance(error, NotRecordedError | OwnOutputError) or (
+    if isinstance(error, NotAsRecordedError | OwnOutputError) or (
         isinstance(error, AttnlmError) and isinstance(error.__cause__, StepNotFiniteError)
     ):
         return error.message
