@@ -236,7 +236,7 @@ def _without_neighbours(folders: Iterable[Path]) -> Iterator[None]:
     """Hide the modules in the working directory and in `folders`: a run keeps none of them."""
     here = {"", *map(str, (Path.cwd(), *folders))}
     modules = list(sys.modules.items())
-    tops = {name for name, module in modules if "." not in name and _home(module) in here}
+    tops = {name for name, module in modules if "." not in name and here & _folders_of(module)}
     tops -= {"attnlm", "__main__"}
     hidden = {name: module for name, module in modules if name.partition(".")[0] in tops}
     before = sys.path
@@ -250,14 +250,11 @@ def _without_neighbours(folders: Iterable[Path]) -> Iterator[None]:
         sys.modules.update(hidden)
 
 
-def _home(module: object) -> str | None:
-    """Return the folder from which a module was imported, if it was one."""
+def _folders_of(module: object) -> set[str]:
+    """Return the folders that hold a module's file or a package's folders."""
     known = getattr(module, "__dict__", {})
-    place = known.get("__file__") or next(iter(known.get("__path__", ())), None)
-    if not isinstance(place, str):
-        return None
-    is_package = "__path__" in known and known.get("__file__")
-    return str(Path(place).absolute().parents[1 if is_package else 0])
+    places = known.get("__path__") or (known.get("__file__"),)
+    return {str(Path(place).absolute().parent) for place in places if isinstance(place, str)}
 
 
 @contextlib.contextmanager
