@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -32,7 +32,7 @@ from attnlm.config.variants import variant
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.training.state import initial_state
 from attnlm.training.step import StepNotFiniteError, Stepper
-from attnlm.training.validation_loss import validation_loss
+from attnlm.training.validation import Split, validation_loss
 from tests.kit import ATTNLM, forked
 from tests.models import timeless
 
@@ -87,14 +87,9 @@ def compute_numbers(name: str, dataset: Dataset, processes: Processes) -> ModelN
 
     state.optimizer.update = recording  # type: ignore[method-assign]
     losses = [stepper.step().item() for _ in range(STEPS)]
-    evaluation = validation_loss(
-        state.model,
-        dataset.val[:100],  # fewer windows than processes
-        device,
-        bytes_per_token=1.0,
-        threads=2,
-        processes=processes,
-    )
+    few = Split(dataset.val[:100])  # fewer windows than processes
+    training = replace(config.training, device="cpu", threads=2)
+    evaluation = validation_loss(state.model, few, training, None, stepper)
     weights = torch.cat([p.detach().flatten() for p in state.model.parameters()])
     return ModelNumbers(gradients[0], losses, evaluation.loss, weights.numpy().tobytes())
 
@@ -133,9 +128,8 @@ def _signals_that_end(dataset: Dataset, processes: Processes) -> Iterator[int]:
         stepper.stop.check()  # the others do not know it yet
         with pytest.raises(Interrupted) as caught:
             if is_evaluation:
-                about: dict[str, Any] = {"bytes_per_token": 1.0, "processes": processes}
-                model, device = stepper.state.model, choose_device("cpu")
-                validation_loss(model, dataset.val, device, stop=stepper.stop, **about)
+                training = replace(stepper.training, device="cpu")
+                validation_loss(stepper.state.model, Split(dataset.val), training, None, stepper)
             else:
                 stepper.step()
                 stepper.stop.check()

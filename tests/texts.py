@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from attnlm.tokens import byte_characters
-from attnlm.tokens.byte_pairs import train_vocabulary
+from attnlm.tokens.byte_pairs import train_vocabulary, visible
 from attnlm.tokens.specs import CL100K_PATTERN, GPT2_PATTERN, O200K_PATTERN
 from attnlm.tokens.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer, Tokenizer
 from attnlm.tokens.tokenizer_json import listed_pairs
@@ -111,7 +110,7 @@ def added(token: int, text: str) -> dict[str, Any]:
 
 def tokenizer_json(first_id: int, special: dict[str, int], **parts: Any) -> dict[str, Any]:
     """Byte pairs with the ids from `first_id` on, in the layout of the published files."""
-    tokens = [byte_characters.to_text(token) for token in RANKS]
+    tokens = [visible(token) for token in RANKS]
     return {
         "version": "1.0",
         "truncation": None,

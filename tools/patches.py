@@ -92,9 +92,6 @@ task.first = own.begin; => task.first = 0;
 a team of threads leaves out the last panel of a product
 -outputs = {panels.begin * LINEAR_PANEL, panels.end * LINEAR_PANEL};
 +outputs = {panels.begin * LINEAR_PANEL, (panels.end - (self.number > 1)) * LINEAR_PANEL};
-== compute/native/one_layer.c
-compiled gradients of keys come from the queries before them
-sum_queries(row, length, d_scores, h->q => sum_keys(row, length, d_scores, h->q
 == compute/native/pointwise.c
 a norm in C forgets a part of its gradient
 -- a * coefficient) * inverse
@@ -114,9 +111,6 @@ dropout is not seeded by step
 (np.uint64(step) << np.uint64(24)) + windows => windows
 the last token of a split is never a target
 self._possible = len(tokens) - block_size => self._possible = len(tokens) - block_size - 1
-== data/bin_files.py
-a document's own text can end it
-if not tokenizer.has_special(block): => if True:
 == data/dataset.py
 a bin's hash is not compared
 if file_hash(path) != meta.files.get(name): => if False:
@@ -127,16 +121,15 @@ the largest id of a small vocabulary does not fit
 == data/examples.py
 windows end within an example
 counts_WT = places_WT < => counts_WT = places_WT >
-== data/splits.py
+== data/spool.py
 documents are hashed without their ends
-if corpus.marks_ends else utf8) => if False else utf8)
+marked if corpus.marks_ends else content => content
 the split is one character late
--return math.floor(self.text.characters * (1 - self.fraction))
-+return math.floor(self.text.characters * (1 - self.fraction)) + 1
+_offset(math.floor( => _offset(1 + math.floor(
 a document that spans blocks is divided
-*ended, open_one = block.split(END) => ended, open_one = block.split(END), ""
+*ended, rest = content.split(_END) => ended, rest = content.split(_END), b""
 the end of a document at the cut moves to the tail
-place += block.startswith(END, place) => pass
+(signed >= -64) & (signed != -1) => signed >= -64
 == generation/decoders.py
 the window never moves by half
 else max(1, spec.block_size // 2) => else spec.block_size
@@ -268,7 +261,7 @@ rel_tol=_ROUNDING) else b - a => rel_tol=_ROUNDING) else a - b
 a download's hash is not compared
 if sha256 not in (None, digest.hexdigest()): => if not digest:
 what is in the cache is believed
-file_hash(folder / file.name) == file.sha256: => (folder / file.name).is_file():
+file_hash(folder / name) == sha256: => (folder / name).is_file():
 == text/tasks.py
 sums have no carry
 str((a + b) % _MODULUS) => str((a + b) % (_MODULUS - 1))
@@ -278,14 +271,18 @@ text.removeprefix("\ufeff") => text
 == tokens/tokenizer.py
 text is cut anywhere
 place = max(cut.end() if cut else 0, => place = max(0,
+a document's own text can end it
+for ids in (self.encode_ordinary(text), end) => for ids in (self.encode_piece(text), end)
 == tokens/tokenizer_json.py
 a tokenizer is exported without being compared
 -    check_equal(tokenizer, library)
 -    return library
 +    return library
-== training/learning_rate.py
-the first update has the rate 0
-return highest * ((made + 1) / (warmup + 1)) => return highest * (made / (warmup + 1))
+== training/loop.py
+a signal saves nothing
+-            save_state(run, state)
+-            replace(run, stopped_after
++            replace(run, stopped_after
 == training/memory.py
 what can't fit into memory is begun
 estimate.model) <= available: => estimate.model):
@@ -293,12 +290,12 @@ estimate.model) <= available: => estimate.model):
 AdamW forgets which step it makes
 self._count.fill_(made + 1) => self._count.fill_(1)
 Muon's momentum is not Nesterov's
-direction = self._gradient.lerp(self._mean, self._momentum) => direction = self._mean.clone()
+direction = gradient_NRC.lerp(mean_NRC, config.beta1) => direction = mean_NRC.clone()
 small gradients are scaled up
 (self._norm_before_clipping + 1e-6)).clamp(max=1.0)) => (self._norm_before_clipping + 1e-6)))
-== training/run_writer.py
-a signal saves nothing
-save_state(self.run, self._state) => pass
+== training/schedule.py
+the first update has the rate 0
+return highest * ((made + 1) / (warmup + 1)) => return highest * (made / (warmup + 1))
 == training/state.py
 the best is the newest
         if improved: =>         if True:
@@ -306,10 +303,10 @@ resuming forgets the mean gradient
 _copy(means, state.optimizer.state()) => pass
 == training/step.py
 gradients of threads are added, not averaged
-scale = 1 / (self._gradient_count * => scale = 1 / (
+scale = 1 / (gradients * => scale = 1 / (
 questions count in the loss of a task
 only_answers=training.loss_on == "answers", => only_answers=False,
-== training/validation_loss.py
+== training/validation.py
 answers behind the first wrong token count
 ~is_answer[:, 1:]).all(1) => ~is_answer[:, 1:]).any(1)
 each process has its own validation loss
@@ -319,7 +316,7 @@ if stop.has_come: => if False:
 evaluation drops the last window
 if len(last_window) > 1: => if len(last_window) > model.architecture.block_size:
 bits are nats
-loss / math.log(2) / bytes_per_token => loss / bytes_per_token
+loss / math.log(2) / split.bytes_per_token => loss / split.bytes_per_token
 == workflows/train.py
 a resumed run starts its budget anew
 (1 - state.progress) * training.budget, call.began) => training.budget, call.began)

@@ -108,7 +108,7 @@ if TYPE_CHECKING:
     from attnlm.training.events import Finished as Finished
     from attnlm.training.events import Started as Started
     from attnlm.training.events import Stepped as Stepped
-    from attnlm.training.validation_loss import Evaluation as Evaluation
+    from attnlm.training.validation import Evaluation as Evaluation
     from attnlm.workflows.answers import Answered as Answered
     from attnlm.workflows.answers import answer_pairs as answer_pairs
     from attnlm.workflows.answers import generate as generate
@@ -157,7 +157,7 @@ _NAMES = {
     "see.report": "Report report",
     "see.trace": "Trace trace",
     "training.events": "Evaluated Finished Started Stepped",
-    "training.validation_loss": "Evaluation",
+    "training.validation": "Evaluation",
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 __all__ = sorted(["__version__", *_HOMES])

@@ -18,7 +18,7 @@ from attnlm.__main__ import main
 from attnlm.base.signals import Interrupted, StopSignal, stop_signals
 from attnlm.data.dataset import Dataset
 from attnlm.model.language_model import Bigram
-from attnlm.training import validation_loss
+from attnlm.training import validation
 from tests.kit import ATTNLM, quick_run
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has other signals")
@@ -46,7 +46,7 @@ def test_a_signal_before_the_first_step_is_raised_immediately(
 def test_a_signal_ends_an_evaluation_between_windows(
     step: int, dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(validation_loss, "windows_at_once", lambda *_: 1)
+    monkeypatch.setattr(validation, "windows_at_once", lambda *_: 1)
     original, evaluated, losses = Bigram.loss, [0], []
 
     def loss(model: Bigram, *ids: torch.Tensor) -> torch.Tensor:

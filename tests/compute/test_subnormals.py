@@ -25,7 +25,7 @@ from attnlm.model.language_model import LanguageModel, Transformer
 from attnlm.model.native_block import with_native_blocks
 from attnlm.model.recorder import record
 from attnlm.training import forms
-from attnlm.training.validation_loss import validation_loss
+from attnlm.training.validation import validation_loss
 from attnlm.workflows import evaluate as evaluation
 from tests.kit import quick_run
 from tests.models import needs_kernels, small_model

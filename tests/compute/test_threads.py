@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from attnlm.compute.threads import compute_all, map_ahead, new_pool
+from attnlm.compute.threads import computing, map_ahead, new_pool
 
 
 @pytest.mark.parametrize(("count", "workers"), [(0, 2), (1, 5), (2, 1), (40, 1), (40, 5)])
@@ -45,6 +45,12 @@ def test_an_error_is_raised_in_place_of_its_result() -> None:
     assert [next(results), next(results)] == [5, 10]
     with pytest.raises(ZeroDivisionError):
         next(results)
+
+
+def compute_all(jobs: Sequence[Callable[[], int]], pool: ThreadPoolExecutor) -> list[int]:
+    """Return the results of jobs, of which the calling thread takes the first."""
+    with computing(jobs[1:], pool) as others:
+        return [jobs[0](), *others()]
 
 
 def test_a_failure_waits_for_running_jobs() -> None:

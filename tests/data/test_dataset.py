@@ -81,7 +81,7 @@ def test_the_tokenizer_of_another_data_set_is_refused() -> None:
     "changes",
     [
         {"format": 3},
-        {"encoding": 8},
+        {"sources": 8},
         {"split": "head"},
         {"train_tokens": 10**30},
         {"train_tokens": 2**47},

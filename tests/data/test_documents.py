@@ -21,7 +21,7 @@ from attnlm import AttnlmError, Dataset, UsageError, open_dataset, prepare
 from attnlm.base.errors import import_optional
 from attnlm.see.reproduce import prepare_command
 from attnlm.text import text_files
-from attnlm.text.hub_datasets import HubName, parsed
+from attnlm.text.record_files import hub_parts
 from attnlm.tokens.tokenizer import END_OF_TEXT
 from tests.kit import command, fails
 from tests.texts import json_lines, needs_gpt2
@@ -70,7 +70,7 @@ def test_records_end_with_a_newline_where_no_id_ends_them(kind: str, here: Path)
     path = write_kind(kind, here / "cats", ["", *TEXTS])
     dataset = prepare(path, split="tail", tokenizer=plain.name, name="cats-char")
     assert text_of(dataset) == "".join(text.removesuffix("\n") + "\n" for text in TEXTS)
-    assert (dataset.name, dataset.documents, dataset.column) == ("cats-char", 0, "text")
+    assert (dataset.name, dataset.documents) == ("cats-char", 0)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,6 @@ def test_records_on_stdin_are_prepared_again_alike(
     content = json_lines(["a b c d e f"] * 30, column or "text")
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
     dataset = prepare("-", column=column)
-    assert dataset.records_on_stdin == (column is not None)
     assert text_of(dataset) == (f"a b c d e f{END_OF_TEXT}" * 30 if column else content.decode())
     words = prepare_command(open_dataset(dataset.path)).removesuffix(" < TEXT").split()[1:]
     again = command(*words, "--force", cwd=here, stdin=content.decode())
@@ -170,7 +169,7 @@ def test_a_column_may_be_in_any_source(here: Path) -> None:
     (here / "cats.jsonl").write_bytes(json_lines(["a b c d e f"] * 30, "story"))
     (here / "dogs.txt").write_bytes(b"g h\xe9 " * 60)
     train = prepare(["dogs.txt", "cats.jsonl"], column="story", encoding="latin-1")
-    assert "g hé" in text_of(train) and train.column == "story"
+    assert "g hé" in text_of(train)
     assert "--column story" in prepare_command(open_dataset(train.path))
     validation = prepare("cats.jsonl", column="story", val_file="dogs.txt", encoding="latin-1")
     assert "g hé" in text_of(validation)
@@ -317,11 +316,33 @@ def test_a_name_of_the_hub_is_never_a_folder(
 def test_names_of_the_hub_are_parsed() -> None:
     for source in ("hf:", "hf::train", "hf:a:", "hf:a/b@", "hf:@1", "hf:a/b/", "hf:a/b@1/"):
         with pytest.raises(UsageError, match="is not the name of a data set"):
-            parsed(source)
-    assert parsed("hf:squad") == HubName("squad")
-    assert parsed("hf:a/b") == HubName("a/b", None, "train", None)
-    assert parsed("hf:a/b/en/x:test") == HubName("a/b", "en/x", "test")
-    assert parsed("hf:a/b@1f54/en:test") == HubName("a/b", "en", "test", "1f54")
-    for path in ("./a/b/c", "../a/b/c", "/a/b/c@1", "~/a/b/c"):
-        assert parsed(f"hf:{path}:test") == HubName(path, split="test")
-    assert parsed("hf:.a/b/c") == HubName(".a/b", "c")
+            hub_parts(source)
+    for source, *parts in (
+        ("squad", "squad", None, None, "train"),
+        ("a/b", "a/b", None, None, "train"),
+        ("a/b/en/x:test", "a/b", None, "en/x", "test"),
+        ("a/b@1f54/en:test", "a/b", "1f54", "en", "test"),
+        (".a/b/c", ".a/b", None, "c", "train"),
+        *(
+            (f"{path}:test", path, None, None, "test")
+            for path in ("./a/b", "../a", "/a/c@1", "~/a")
+        ),
+    ):
+        names = ("path", "revision", "config", "split")
+        assert hub_parts(f"hf:{source}") == dict(zip(names, parts, strict=True))
+
+
+@pytest.mark.parametrize("file", ["README.md", ".huggingface.yaml"])
+@pytest.mark.parametrize("paths", ["[a.jsonl, URL]", "URL", "[{split: train, path: 'URL'}]"])
+def test_offline_reads_no_url_that_a_folder_names(paths: str, file: str, here: Path) -> None:
+    folder = here / "named"
+    folder.mkdir()
+    url = "zip://a::https://b.example/c.zip" if file == "README.md" else "http://127.0.0.1:9/x"
+    content = f"configs:\n- config_name: a\n  data_files: {paths.replace('URL', url)}\n"
+    (folder / file).write_text(f"---\n{content}---\n# A text\n" if ".md" in file else content)
+    (folder / "a.jsonl").write_bytes(json_lines(["some text"] * 50))
+    with pytest.raises(AttnlmError, match="needs the network, but `offline` is set"):
+        prepare("hf:./named", offline=True)
+    (folder / file).unlink()
+    (folder / "README.md").write_text("---\nhomepage: https://a.example\n---\n")
+    assert len(prepare("hf:./named", offline=True).train) > 400

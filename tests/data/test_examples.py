@@ -15,9 +15,9 @@ import attnlm
 from attnlm import AttnlmError, Batches, UsageError
 from attnlm.base.files import write_json
 from attnlm.data import examples as marks
+from attnlm.data.contents import example_text
 from attnlm.data.examples import IGNORED, Examples
-from attnlm.data.prepare_examples import example_text
-from attnlm.text.example_files import Turn
+from attnlm.text.record_files import Turn
 from attnlm.text.tasks import TASKS, generate_examples
 from attnlm.tokens.tokenizer import END_OF_TEXT, CharTokenizer
 from attnlm.workflows.answers import longer_pairs, select_pairs
@@ -51,22 +51,22 @@ def _solution(task: str, question: str) -> str:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_every_answer_of_a_task_is_right_and_no_question_appears_twice(task: str) -> None:
-    found, size = generate_examples(task, examples=300, size=None)
-    again, _ = generate_examples(task, examples=300, size=size)
-    assert found == again
-    every = [*found.train, *found.val, *found.longer]
+    found = generate_examples(task, examples=300, size=None)
+    assert found == generate_examples(task, examples=300, size=TASKS[task].size)
+    train, val, longer = found
+    every = [*train, *val, *longer]
     questions = [example_text(example) for example in every]
     assert len(set(questions)) == len(questions)
-    assert (len(found.train), len(found.val)) == (300, 30)
+    assert (len(train), len(val)) == (300, 30)
     for example in every:
         before = ""
         for question, answer, _ in example:
             asked = before + question.removesuffix("=")
             assert answer == _solution(task, asked), example
             before = asked + answer
-    shortest = min(map(len, map(example_text, found.longer))) if found.longer else 99
+    shortest = min(map(len, map(example_text, longer))) if longer else 99
     assert task in ("addition", "modular-addition") or shortest > len(questions[0])
-    answers = [turn.answer for example in found.train for turn in example]
+    answers = [turn.answer for example in train for turn in example]
     assert max(map(answers.count, set(answers))) < 0.65 * len(answers)  # no answer by habit
 
 
@@ -74,7 +74,7 @@ def test_a_task_with_few_questions_uses_all_of_them_and_says_so() -> None:
     notes: list[object] = []
     dataset = attnlm.prepare("parity", length=5, on_event=notes.append)
     assert dataset.examples and (dataset.examples.train, dataset.examples.val) == (28, 4)
-    assert "parity of length 5 has only 32 questions" in "\n".join(map(str, notes))
+    assert "parity has only 32 questions of this size" in "\n".join(map(str, notes))
 
 
 def test_a_prepared_task_has_its_examples_back() -> None:
@@ -189,10 +189,10 @@ def test_a_window_can_have_fewer_examples_than_fit() -> None:
 def test_questions_and_answers_are_encoded_apart() -> None:
     tokenizer = CharTokenizer("\n =ab")
     examples = [(Turn("a=", "b", ends=False), Turn("b=", "a")), (Turn("aa=", "bb"),)]
-    found = marks.encode_examples(examples, tokenizer, tokenizer.encode("\n"))
-    assert tokenizer.decode(found.ids.tolist()) == "a=bb=a\naa=bb\n"
-    assert found.examples.starts.tolist() == [0, 7]
-    assert found.examples.is_answer.astype(int).tolist() == [0, 0, 1, 0, 0, 1, 1, 0, 0, 0, 1, 1, 1]
+    ids, found = marks.encode_examples(examples, tokenizer, tokenizer.encode("\n"))
+    assert tokenizer.decode(ids.tolist()) == "a=bb=a\naa=bb\n"
+    assert found.starts.tolist() == [0, 7]
+    assert found.is_answer.astype(int).tolist() == [0, 0, 1, 0, 0, 1, 1, 0, 0, 0, 1, 1, 1]
 
 
 def write_records(*lines: object) -> Path:

@@ -50,7 +50,7 @@ def test_a_second_file_is_for_validation() -> None:
 
 
 def test_the_loss_of_bigrams_is_that_of_counted_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attnlm.data.prepare_ids._AT_ONCE", 7)  # pairs cross the blocks
+    monkeypatch.setattr("attnlm.data.contents._IDS_AT_ONCE", 7)  # pairs cross the blocks
     small = IDS % 5
     np.save("small.npy", small)
     dataset = prepare("small.npy", vocab_size=5)
@@ -93,7 +93,7 @@ def _npy(array: Any, **options: Any) -> bytes:
         ("a.npy", b"", "holds no ids"),
         ("a.bin", b"", "holds no ids"),
         ("a.bin", b"123", "holds no ids"),
-        ("a.bin", b"1\0", "training split of a.bin has fewer than two ids"),
+        ("a.bin", b"1\0", "training split of a.bin has fewer than two tokens"),
     ],
 )
 def test_what_is_no_list_of_ids_is_refused_by_name(name: str, content: bytes, message: str) -> None:
@@ -107,10 +107,10 @@ def test_what_is_no_list_of_ids_is_refused_by_name(name: str, content: bytes, me
     ("source", "options", "message"),
     [
         ("ids.npy", {}, "needs `vocab_size`"),
-        ("cats.txt", {"vocab_size": 300}, "is no .npy or .bin file"),
+        ("cats.txt", {"vocab_size": 300}, "needs a file of ids"),
         ("ids.npy", {"vocab_size": 300, "tokenizer": "byte"}, "`tokenizer` does not apply"),
         ("ids.npy", {"vocab_size": 300, "encoding": "latin-1"}, "`encoding` does not apply"),
-        (["ids.npy", "ids.bin"], {"vocab_size": 300}, "needs one file"),
+        (["ids.npy", "ids.bin"], {"vocab_size": 300}, "needs a file of ids"),
         ("ids.txt", {"dtype": "uint32"}, "`dtype` does not apply to a text"),
     ],
 )

@@ -25,9 +25,11 @@ import pytest
 
 from attnlm import AttnlmError, Note, Progress, open_dataset, prepare
 from attnlm.base.events import ignore
-from attnlm.data import new_dataset, splits
+from attnlm.data import prepare as preparation
+from attnlm.data import spool
 from attnlm.data.dataset import id_dtype
-from attnlm.text.corpus import Corpus, TextFile, get_corpus
+from attnlm.text.corpus import Corpus, get_corpus
+from attnlm.text.text_files import TextFile
 from tests.models import contents
 from tests.web_server import WebServer, body
 
@@ -51,7 +53,7 @@ def notes_of(events: list[object]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("typed", "spec"), [("char", "char"), ("byte", "byte"), ("BPE-300", "bpe:300")]
+    ("typed", "spec"), [("char", "char"), ("byte", "byte"), ("bpe:300", "bpe:300")]
 )
 def test_splits_are_encoded_separately_and_decode_to_the_text(typed: str, spec: str) -> None:
     dataset = prepare("cats.txt", tokenizer=typed, val_fraction=0.25)
@@ -70,24 +72,11 @@ def test_meta_json_says_what_was_done() -> None:
     assert events[-1] == Progress("encode", len(TEXT), len(TEXT), "chars")
     meta = json.loads((FOLDER / "meta.json").read_text(encoding="utf-8"))
     cut = len(TEXT) * 9 // 10
-    expected = {
-        "name": "cats-char",
-        "source": "cats.txt",
-        "source_sha256": hashlib.sha256(TEXT.encode()).hexdigest(),
-        "val_source": None,
-        "encoding": "utf-8",
-        "val_fraction": 0.1,
-        "characters": len(TEXT),
-        "train_characters": cut,
-        "val_characters": len(TEXT) - cut,
-        "train_tokens": cut,
-        "val_tokens": len(TEXT) - cut,
-        "val_bytes": len(TEXT[cut:].encode()),
-        "tokenizer_name": "char",
-        "vocab_size": len(set(TEXT)),
-        "dtype": "uint16",
-        "floor": None,
-    }
+    sizes = {"characters": len(TEXT), "train_tokens": cut, "val_characters": len(TEXT) - cut}
+    sizes |= {"val_bytes": len(TEXT[cut:].encode()), "vocab_size": len(set(TEXT))}
+    origin = {"name": "cats-char", "sources": ["cats.txt"], "options": {}, "val_fraction": 0.1}
+    origin |= {"source_sha256": hashlib.sha256(TEXT.encode()).hexdigest(), "dtype": "uint16"}
+    expected = {**sizes, **origin, "val_source": None, "floor": None}
     assert {key: meta[key] for key in expected} == expected
     for name in ("train.bin", "val.bin", "tokenizer.json"):
         hashed = hashlib.sha256((FOLDER / name).read_bytes()).hexdigest()
@@ -132,11 +121,11 @@ def test_a_validation_file_leaves_the_whole_source_to_train_on() -> None:
 def test_a_large_text_is_sampled_evenly(
     source: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(splits, "SAMPLE_BYTES", 2000)
-    monkeypatch.setattr(splits, "_SAMPLE_BLOCK", 100)
+    monkeypatch.setattr(spool, "SAMPLE_BYTES", 2000)
+    monkeypatch.setattr(spool, "_SAMPLE_BLOCK", 100)
     source.write_text("ab" * 5000 + "cd" * 5000 + "ef" * 5000)
-    text = splits.read_text(get_corpus([source], spool=here), here / "spool", ignore)
-    sample = "".join(splits.Split(text, None, Fraction("0.1"), False).train_sample())
+    text = spool.read_spool(get_corpus([source], spool=here), here / "spool", ignore)
+    sample = "".join(text.parts(Fraction("0.1"), False)[0].sample())
     assert 1600 <= len(sample) <= 2000
     counts = {pair: sample.count(pair) // 100 for pair in ("ab", "cd", "ef")}
     assert counts == {"ab": 3, "cd": 3, "ef": 2}
@@ -186,12 +175,6 @@ def test_the_floor_is_the_nats_of_the_validation_split_by_its_tokens(
     assert prepare(val_file=source, name="other-text").floor is None
 
 
-def test_any_source_can_be_the_validation_split(few_tales: str) -> None:
-    dataset = prepare("cats.txt", val_file="tales")
-    assert dataset.val_source == "tales"
-    assert dataset.tokenizer.decode([*dataset.val]) == few_tales
-
-
 def test_tiny_shakespeare_has_its_known_sizes() -> None:
     folder = os.environ.get("ATTNLM_TEST_DATA")
     if not folder:
@@ -210,7 +193,12 @@ def test_line_ends_are_kept_and_reported(source: Path) -> None:
     dataset = prepare(source, on_event=events.append)
     assert dataset.tokenizer.decode([*dataset.train, *dataset.val]) == content
     (note,) = notes_of(events)
-    assert "cats.txt has carriage returns" in note
+    assert note.startswith("cats.txt: carriage returns")
+    Path("pets").mkdir()
+    for name, text in {"a.txt": "One.\n" * 90, "b.txt": content, "c.txt": content}.items():
+        Path("pets", name).write_bytes(text.encode())
+    prepare("pets", on_event=events.append)
+    assert any(note.startswith("pets/b.txt, pets/c.txt: carriage") for note in notes_of(events))
 
 
 def test_several_sources_are_one_text_however_long_their_names(web: WebServer, here: Path) -> None:
@@ -305,7 +293,7 @@ def test_a_full_disk_is_one_line_and_the_old_data_stay(monkeypatch: pytest.Monke
     def full(path: Path, sealed: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(new_dataset, "write_json", full)
+    monkeypatch.setattr(preparation, "write_json", full)
     with pytest.raises(AttnlmError, match=r"^cannot write data: No space left on device\nhint"):
         prepare("cats.txt", val_fraction=0.5, force=True)
     assert contents(DATA) == before
@@ -399,12 +387,12 @@ def test_the_old_data_set_returns_when_the_new_one_cannot_take_its_place(
 
 STOPPED = """
 import os, sys
-from attnlm.data import bin_files
-encode, signum = bin_files._encode_block, int(sys.argv.pop())
+from attnlm.data import contents
+encode, signum = contents._encode, int(sys.argv.pop())
 def stop(*given):
     os.kill(os.getpid(), signum)
     return encode(*given)
-bin_files._encode_block = stop
+contents._encode = stop
 from attnlm.__main__ import main
 main()
 """

@@ -14,7 +14,7 @@ import pytest
 
 import attnlm
 from attnlm.base.events import Note
-from attnlm.data import splits
+from attnlm.data import spool
 from attnlm.workflows.answers import select_pairs
 from tests.texts import json_lines
 
@@ -120,6 +120,6 @@ def test_lines_that_a_validation_file_shares_are_counted(
     (here / "r.jsonl").write_bytes(json_lines([f"line {i}" for i in range(90)]))
     assert "10 of 40 lines" in notes_of("r.jsonl", val_file="val.txt", tokenizer="byte")[1]
     # Lines longer than a piece are cut, so that no line is read more than once.
-    monkeypatch.setattr(splits, "BLOCK", 10)
-    (here / "long.txt").write_text("x" * 10**6)
+    monkeypatch.setattr(spool, "BLOCK", 10)
+    (here / "long.txt").write_text("x" * 1000)
     assert "of long.txt are also in long.txt" in notes_of("long.txt", val_file="long.txt")[1]

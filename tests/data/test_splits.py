@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import shlex
 from collections.abc import Sequence
@@ -10,12 +9,13 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-import attnlm
-from attnlm import AttnlmError, Dataset, Note, prepare
-from attnlm.data import bin_files
-from attnlm.data.splits import chosen_documents
+from attnlm import AttnlmError, Dataset, Note, open_dataset, prepare
+from attnlm.data import contents as kinds
+from attnlm.data import spool
+from attnlm.data.spool import chosen_documents
 from attnlm.see.reproduce import prepare_command
 from attnlm.text import text_files
 from attnlm.tokens.tokenizer import END_OF_TEXT
@@ -41,8 +41,7 @@ def texts_of(dataset: Dataset) -> tuple[str, str]:
 
 def chosen(count: int, fraction: str = "0.1") -> list[int]:
     """Return the indices of the documents for validation among `count` documents."""
-    indices = chosen_documents(Fraction(fraction))
-    return list(itertools.takewhile(lambda index: index < count, indices))
+    return chosen_documents(Fraction(fraction), count)
 
 
 def joined(documents: Sequence[str], of: Sequence[int]) -> str:
@@ -105,11 +104,12 @@ def test_pieces_of_any_size_make_the_same_data_set(
     (here / "text").write_bytes(MIXED.encode(options.get("encoding", "utf-8")))
     (here / "few.jsonl").write_bytes(json_lines([*DOGS[:30], *FORGED]))
     whole = prepare(source, **options)
-    monkeypatch.setattr(bin_files, "cores", lambda: 3)
+    monkeypatch.setattr(kinds, "cores", lambda: 3)
     room = 37 if "bpe" in options.get("tokenizer", "") else 1
     for size in (1, 2, 3, 8, 37):
-        monkeypatch.setattr(text_files, "BLOCK", size)
-        monkeypatch.setattr(bin_files, "BLOCK", max(size, room))
+        for module in (text_files, spool):
+            monkeypatch.setattr(module, "BLOCK", size)
+        monkeypatch.setattr(kinds, "BLOCK", max(size, room))
         again = prepare(source, data_dir=f"pieces-{size}", **options)
         assert contents(again.path) == contents(whole.path), size
 
@@ -146,16 +146,37 @@ def test_many_documents_are_split_by_default(
     assert asked.val_characters == -int(-len("".join(CATS[:count])) * fraction // 1)
 
 
-@pytest.mark.parametrize(
-    "options", [{"split": "tail"}, {"split": "documents", "val_fraction": 0.2}, {}], ids=str
-)
-def test_recorded_options_reproduce_the_data_set(options: Any, pets: list[str], here: Path) -> None:
-    dataset = prepare(pets, name="pets", **options)
-    words = shlex.split(prepare_command(dataset))
+QUESTIONS = {"prompt_column": "q", "answer_column": "a"}
+REPEATED: list[Any] = [
+    (["cats.jsonl", "dogs.jsonl"], {}),
+    (["cats.jsonl", "dogs.jsonl"], {"split": "tail", "tokenizer": "bpe:300"}),
+    (["cats.jsonl", "dogs.jsonl"], {"split": "documents", "val_fraction": 0.2}),
+    ("cats.jsonl", {"val_file": Path("dogs.jsonl"), "tokenizer": "first"}),
+    ("latin.txt", {"encoding": "latin-1", "max_bytes": 10**6}),
+    ("questions.csv", QUESTIONS),
+    ("questions.csv", {"column": "q"}),
+    ("questions.csv", {**QUESTIONS, "val_file": "questions.csv", "tokenizer": "byte"}),
+    ("addition", {"digits": 2, "examples": 50}),
+    ("copy", {"length": 3, "examples": 20, "tokenizer": "byte"}),
+    ("ids.npy", {"vocab_size": 9, "val_fraction": 0.3}),
+    ("ids.bin", {"vocab_size": 9, "dtype": "uint32", "val_file": "ids.bin"}),
+]
+
+
+@pytest.mark.parametrize(("source", "options"), REPEATED, ids=str)
+def test_the_recorded_command_prepares_the_same_again(
+    source: Any, options: Any, pets: list[str], here: Path
+) -> None:
+    """From a source of each kind, with options of each kind."""
+    prepare(pets, name="first", tokenizer="byte")
+    Path("questions.csv").write_text("q,a\n" + "".join(f"{i},{i + 1}\n" for i in range(120)))
+    Path("latin.txt").write_bytes("Maß\n".encode("latin-1") * 30)
+    np.save("ids.npy", np.arange(90) % 9)
+    (np.arange(90) % 9).astype("<u4").tofile("ids.bin")
+    dataset = prepare(source, name="pets", **options)
+    words = shlex.split(prepare_command(open_dataset(dataset.path)))
     command(*words[1:], "--data-dir", "again", cwd=here)
     assert contents(Path("again/pets")) == contents(dataset.path)
-    assert [entry.split for entry in attnlm.list_datasets()] == [dataset.split]
-    assert str(dataset.split) in command("list", "datasets", cwd=here).stdout
 
 
 def test_another_choice_of_documents_is_other_content(pets: list[str]) -> None:
@@ -179,15 +200,6 @@ def test_byte_pairs_are_trained_on_the_documents_for_training(here: Path) -> Non
     assert dataset.tokenizer.end_of_text == dataset.vocab_size - 1
     assert any("ab" in token for token in learned)
     assert not any("x" in token for token in learned)
-
-
-def test_documents_of_very_different_lengths_are_reported(here: Path) -> None:
-    texts = [text * (100 if i in chosen(200) else 1) for i, text in enumerate(CATS)]
-    (here / "cats.jsonl").write_bytes(json_lines(texts))
-    events: list[object] = []
-    prepare("cats.jsonl", on_event=events.append)
-    (note,) = [event.text for event in events if isinstance(event, Note) and "of the" in event.text]
-    assert "the documents for validation have 9" in note and "`split` tail" in note
 
 
 def test_prepare_says_what_the_validation_split_is_made_of(pets: list[str], here: Path) -> None:

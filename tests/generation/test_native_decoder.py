@@ -127,18 +127,15 @@ def test_wide_models_and_large_vocabularies() -> None:
 
 @pytest.mark.parametrize("width", SETS)
 @pytest.mark.parametrize("members", [1, 2, 5])
-def test_large_models_use_threads_and_read_weights_in_place(
+def test_large_models_use_threads(
     width: str, members: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More members than some parts have pieces, and few tokens or many."""
     monkeypatch.setattr(native_decoder, "_LARGE_MODEL", 0)
     monkeypatch.setattr(native_decoder, "_MOST_ROWS_OF_LARGE", 50)
-    monkeypatch.setattr(native_decoder, "_LEAST_UNCOPIED_INPUTS", 32)
     grouped = "qwen3:kv_heads=2:head_size=10:qkv_bias=true"
     for name in ("gpt2:mlp_width=160", grouped, "llama:heads=2:mlp=none"):
         model = a_model(name, 99, embed_dim=64, block_size=80)
-        native = native_model(model, library(width))
-        assert native.layout.lm_head.rows and not native.layout.lm_head.panels
         for num_samples in (1, 3):
             assert_textbook(model, num_samples, LONG, library(width), members)
     monkeypatch.setattr(native_decoder, "_MOST_ROWS_OF_LARGE", 41)
@@ -146,11 +143,6 @@ def test_large_models_use_threads_and_read_weights_in_place(
     native = native_model(model, library(width))
     for total in (1, 40, 70):
         assert_rows_alike(native, 7, total, total + 1)
-    decoder = NativeDecoder(native, 1, members)
-    before = decoder.logits(np.array([[3, 1]]), 0).copy()
-    with torch.no_grad():
-        model.token_embedding.weight.mul_(2)
-    assert not np.array_equal(before, decoder.logits(np.array([[3, 1]]), 0))
 
 
 @pytest.mark.parametrize("largest", [1, 2**24])

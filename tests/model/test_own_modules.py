@@ -15,8 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.config.new_run import resolve_new
-from attnlm.config.settings import Config
+from attnlm.config.settings import Config, resolve_new
 from attnlm.model.attention import SelfAttention
 from attnlm.model.inspection import parameter_count
 from attnlm.model.language_model import LanguageModel, Transformer

@@ -11,7 +11,7 @@ import sys
 
 import attnlm
 from attnlm.__main__ import main
-from attnlm.config.new_run import resolve_new
+from attnlm.config.settings import resolve_new
 
 environment = dict(os.environ)
 resolve_new({"attention": "parts.py:Head", "embed_dim": 8}, None).config.spec.costs(30)

@@ -38,7 +38,7 @@ def test_checkpoints_round_trip_exactly(rung: str, tmp_path: Path) -> None:
     tokens_BT = torch.randint(V, (2, 6))
     for step in range(2):
         cross_entropy(model(tokens_BT), tokens_BT.roll(1, 1)).backward()
-        optimizer.update(step)
+        optimizer.update(step, 0.1)
     path = tmp_path / "last.safetensors"
     save_checkpoint(
         path, dict(model.named_parameters()), {"step": 2, "loss": 0.1}, optimizer.state()

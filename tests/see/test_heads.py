@@ -23,7 +23,7 @@ from attnlm.see import head_scores as see
 from attnlm.see.head_scores import PATTERNS, repeated_random_tokens, word_starts
 from attnlm.see.heads import HeadsOverTraining, heads_over_training
 from attnlm.tokens.tokenizer import ByteTokenizer, CharTokenizer
-from attnlm.training.validation_loss import validation_loss
+from attnlm.training.validation import Split, validation_loss
 from tests.kit import command, fails, quick_run
 from tests.models import BUILT, CONTEXT, induction_by_hand, parts_of, prepared
 
@@ -114,12 +114,12 @@ def test_word_starts_are_the_first_tokens_of_words() -> None:
 def test_ablation_measures_the_loss_without_a_head(name: str, trained: Path) -> None:
     run = open_run(trained / "checkpoints" / name)
     report = attnlm.heads(run, windows=1000, ablate=True, device="cpu")
-    model, device = load_model(run, device="cpu")
+    model, _ = load_model(run, device="cpu")
     tokens = open_dataset_of(run, trained / "data").val
     whole = tokens[: report.windows * report.window + 1]
     assert (report.windows, report.window) == ((len(tokens) - 1) // 16, 16)
     assert report.loss == pytest.approx(
-        validation_loss(model, whole, device, bytes_per_token=1).loss, rel=1e-5
+        validation_loss(model, Split(whole), run.config.training).loss, rel=1e-5
     )
     assert len(report.heads) == {"average": 1, "multi-head": 2, "transformer": 4}[name]
     for head in report.heads:
@@ -139,7 +139,7 @@ def test_ablation_measures_the_loss_without_a_head(name: str, trained: Path) -> 
         with torch.no_grad():
             value = [parameters[name] for name in parameters if name.endswith("value.weight")][-1]
             value[len(value) // 2 :] = 0
-        without = validation_loss(model, whole, device, bytes_per_token=1).loss
+        without = validation_loss(model, Split(whole), run.config.training).loss
     assert last.loss_change == pytest.approx(without - report.loss, abs=1e-5 * report.loss)
 
 

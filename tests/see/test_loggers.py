@@ -18,8 +18,8 @@ from attnlm import Dataset, Note, Run
 from attnlm.base import files
 from attnlm.cli.event_printer import Display
 from attnlm.see import curves, loggers, pictures
-from attnlm.training import reporter
-from attnlm.training.learning_rate import learning_rate
+from attnlm.training import schedule
+from attnlm.training.schedule import learning_rate
 from tests.kit import command, fails, quick_run
 
 train = partial(quick_run, model="single-head", steps=6, eval_every=3)
@@ -29,8 +29,8 @@ DRAW, DRAWN = curves.draw_run, list[bytes]()  # before conftest.py takes it away
 @pytest.fixture(autouse=True)
 def _reports(monkeypatch: pytest.MonkeyPatch) -> None:
     """Train with reports at every step and with curves, of which only the first is drawn."""
-    monkeypatch.setattr(reporter, "_SECONDS_BETWEEN_REPORTS", 0.0)
-    monkeypatch.setattr(reporter, "_REPORT_FRACTION", math.inf)
+    monkeypatch.setattr(schedule, "_SECONDS_BETWEEN_REPORTS", 0.0)
+    monkeypatch.setattr(schedule, "_REPORT_FRACTION", math.inf)
 
     def draw(run: Run, path: Path) -> None:
         if not DRAWN:

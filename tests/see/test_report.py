@@ -208,7 +208,7 @@ def test_the_prepare_command_reproduces_the_data_set(
         typed(words)
     again = open_run(None)
     assert again.config == run.config and again.dataset == run.dataset
-    piped = prepare_command(replace(dataset, source="-", sources=("-",)))
+    piped = prepare_command(replace(dataset, sources=("-",)))
     assert piped.startswith("attnlm prepare - --tokenizer") and piped.endswith(" < TEXT")
 
 

@@ -28,8 +28,8 @@ from attnlm.see.train_page import (
     unsupported,
 )
 from attnlm.text import corpus_tales
-from attnlm.training.learning_rate import learning_rate
 from attnlm.training.optimizer import Optimizer
+from attnlm.training.schedule import learning_rate
 from docs.gallery import TRAIN, data_of
 from tests.browser import asks_for_nothing, check_fits, opened, until
 from tests.kit import command, fails
@@ -126,7 +126,7 @@ def test_twenty_updates_equal_our_optimizer(name: str, view: Any) -> None:
         optimizer.gradient.zero_()
         loss = model.loss(ids_BT[:, :-1], ids_BT[:, 1:])
         loss.backward()
-        optimizer.update(step)
+        optimizer.update(step, learning_rate(step + 1, training))
         losses.append(loss.item())
     found_losses, found = view.evaluate(
         """([architecture, weights, training, windows, batches]) => {

@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 from attnlm import AttnlmError, Note, UsageError, prepare
 from attnlm.base.events import OnEvent, ignore
 from attnlm.base.folders import is_safe_name
+from attnlm.data.spool import _is_utf8, _write_spool
 from attnlm.text import corpus, record_files
 from attnlm.text.corpus import Corpus, get_corpus, safe_name
-from attnlm.text.spool import is_own_spool, write_spool
 from attnlm.text.text_files import BLOCK, END
 from tests.web_server import WebServer, body
 
@@ -61,7 +61,7 @@ def write_all(contents: dict[str, bytes]) -> None:
 def text_of(found: Corpus, on_event: OnEvent = ignore) -> str:
     """The text as it is copied to the spool, with a | behind each document."""
     (path := SPOOL / "copy").unlink(missing_ok=True)
-    write_spool(found, path, on_event)
+    _write_spool(found, path, on_event)
     return path.read_bytes().decode(errors="surrogateescape").replace(END, "|")
 
 
@@ -113,9 +113,9 @@ def test_an_unknown_encoding_is_a_usage_error(name: str) -> None:
 def test_a_local_file_is_read_in_place() -> None:
     write_all({"my book.txt": PLAY})
     found = corpus_of("./my book.txt")
-    assert (found.name, found.source) == ("my-book", "./my book.txt")
+    assert (found.name, found.sources) == ("my-book", ("./my book.txt",))
     assert [file.path for file in found.files] == [Path("my book.txt")]
-    assert is_own_spool(found) and found.floor_nats is None
+    assert _is_utf8(found) and found.floor_nats is None
 
 
 def test_files_do_not_shadow_named_corpora(short_tales: None) -> None:
@@ -127,7 +127,7 @@ def test_files_do_not_shadow_named_corpora(short_tales: None) -> None:
 def test_stdin_is_read_once() -> None:
     stream = io.BytesIO(PLAY)
     found = corpus_of("-", stdin=stream)
-    assert (found.name, found.source) == ("stdin", "-")
+    assert (found.name, found.sources) == ("stdin", ("-",))
     assert text_of(found) == PLAY.decode() and not stream.closed
     with pytest.raises(AttnlmError, match="stdin is not valid utf-8 at byte 0"):
         text_of(corpus_of("-", stdin=io.BytesIO(b"\xff")))
@@ -175,7 +175,7 @@ def test_a_folder_is_its_texts_in_the_order_of_their_paths() -> None:
     events: list[object] = []
     found = corpus_of("books")
     assert text_of(found, events.append) == "".join(f"{name}|" for name in names)
-    assert (found.name, found.source) == ("books", "books")
+    assert (found.name, found.sources) == ("books", ("books",))
     assert not notes(events)
     assert corpus_of(".").name == corpus_of("books/..").name == "here"
     assert corpus_of("./books/").name == "books"
@@ -184,15 +184,18 @@ def test_a_folder_is_its_texts_in_the_order_of_their_paths() -> None:
 def test_other_files_of_a_folder_are_left_out_with_a_note() -> None:
     texts = {"an edge.txt": b"a" * (BLOCK - 1) + "é".encode(), "plain.txt": PLAY}
     others = {"1.png": b"\x89PNG\r\n", "2.bin": b"a\0b", "4.cut": b"a\xe2\x82", "5.bin": b"\0"}
+    others |= {"7.gz": gzip.compress(os.urandom(999).hex().encode())[:-9], "8.gz": b"no"}
+    others |= {"9.parquet": b"PAR1"}
     empty = {"3.empty": b"", "6.mark": codecs.BOM_UTF8}
     write_all({**texts, **others, **empty, ".git/config": PLAY, ".hidden": PLAY})
     events: list[object] = []
     kept = [texts[name].decode() + "|" for name in sorted(texts)]
     assert text_of(corpus_of("."), events.append) == "".join(kept)
     assert notes(events) == [
-        "left out 4 of 8 files because they are not utf-8 text: "
-        "1.png (byte 0), 2.bin, 4.cut (byte 1), 5.bin",
-        "left out 2 of 8 files because they are empty: 3.empty, 6.mark",
+        "left out 7 of 11 files because they are not utf-8 text: 1.png (byte 0), 2.bin, "
+        "4.cut (byte 1), 5.bin, 7.gz (it ends too early), 8.gz (Not a gzipped file (b'no')), "
+        "9.parquet (not complete)",
+        "left out 2 of 11 files because they are empty: 3.empty, 6.mark",
     ]
 
 
@@ -270,7 +273,7 @@ def test_several_sources_are_one_text_in_their_order(web: WebServer, short_tales
     sources = ["b.txt", "-", Path("notes"), "tales", url, "b.txt"]
     found = corpus_of(sources, stdin=io.BytesIO(b"s"))
     assert text_of(found) == "b|s|1|2|Once upon a time.\n|u|b|"
-    assert (found.name, found.source) == ("b-and-5-more", "b.txt and 5 more")
+    assert (found.name, found.shown) == ("b-and-5-more", "b.txt and 5 more")
     assert found.sources == ("b.txt", "-", "notes", "tales", url, "b.txt")
 
 
@@ -311,7 +314,7 @@ def play(web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str
 def test_tiny_shakespeare_is_downloaded_once(source: str | None, play: str, web: WebServer) -> None:
     for offline in (False, True):
         found = corpus_of(source, offline=offline, encoding="utf-16")
-        assert (found.name, found.source) == ("tinyshakespeare", "tinyshakespeare")
+        assert (found.name, found.sources) == ("tinyshakespeare", ("tinyshakespeare",))
         assert text_of(found) == PLAY.decode()
     assert web.asked == ["/play"]
 
@@ -334,7 +337,7 @@ def test_tales_replace_a_default_that_is_unavailable_but_no_corpus_that_was_name
     web.answer("/play", body(b"", 404))
     events: list[object] = []
     found = corpus_of(None, on_event=events.append)
-    assert (found.name, found.source) == ("tales", "tales")
+    assert (found.name, found.sources) == ("tales", ("tales",))
     assert text_of(found) == "Once upon a time.\n"
     assert found.floor_nats == {0: 1.5}
     problem = f"cannot download {play}: HTTP 404 Not Found"
@@ -357,7 +360,7 @@ def test_a_url_is_downloaded_to_the_spool(
     url = web.answer(path.partition("#")[0], body(PLAY)).replace("//", "//me:secret@") + "#top"
     found = corpus_of(url)
     assert found.name == name
-    assert "secret" not in found.source
+    assert "secret" not in found.shown
     assert text_of(found) == PLAY.decode()
     assert SPOOL.resolve() in found.files[0].path.resolve().parents
 
@@ -403,5 +406,5 @@ def test_a_file_name_that_is_not_unicode_is_read_and_shown() -> None:
     source = os.fsdecode(b"caf\xe9.txt")
     write_all({source: PLAY})
     found = corpus_of(source)
-    assert (found.name, found.source) == ("caf", "caf\ufffd.txt")
+    assert (found.name, found.sources) == ("caf", ("caf\ufffd.txt",))
     assert text_of(found) == PLAY.decode()

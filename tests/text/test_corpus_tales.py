@@ -57,22 +57,6 @@ def test_a_choice_has_exactly_its_weight() -> None:
     assert "".join(corpus_tales.generate_story(grammar, words)[0] for _ in range(7)) == "aaabccc"
 
 
-def test_every_rule_of_the_grammar_is_used_and_every_alternative_has_all_forms() -> None:
-    used = set()
-    for forms, weights, alternatives in GRAMMAR.values():
-        assert len(weights) == len(alternatives)
-        for texts in alternatives:
-            assert len(texts) == len(forms) and all(texts)
-            used |= {name_in(part) for part in parts_of(texts[0]) if part[0] == "<"}
-    assert GRAMMAR.keys() - used == {"story"}
-
-
-def test_line_breaks_inside_an_alternative_are_kept_and_indentation_is_not() -> None:
-    grammar = corpus_tales.parse_grammar({"story": "\n    One.\n    Two.\n  | 2 Three. | Four"})
-    story = corpus_tales.Rule(("story",), (1, 2, 1), (("One.\nTwo.",), ("Three.",), ("Four",)))
-    assert grammar == {"story": story}
-
-
 Reading = tuple[int, dict[str, str], float]
 
 

@@ -19,7 +19,7 @@ import pytest
 from attnlm import AttnlmError, Note, Progress
 from attnlm.base.events import OnEvent, ignore
 from attnlm.text import download
-from attnlm.text.download import PinnedFile, fetch, fetch_cached, without_password
+from attnlm.text.download import fetch, fetch_cached, without_password
 from tests.web_server import WebServer, body
 
 CONTENT = b"To be, or not to be.\n" * 5000
@@ -170,7 +170,7 @@ def test_addresses_are_shown_without_passwords() -> None:
 
 
 def from_cache(url: str, spool: Path, *, offline: bool = False, on_event: OnEvent = ignore) -> Path:
-    return fetch_cached(PinnedFile(url, "play.txt", SHA256), spool, offline, on_event)
+    return fetch_cached(url, "play.txt", SHA256, spool, offline=offline, on_event=on_event)
 
 
 def test_damaged_cache_entries_are_downloaded_again(

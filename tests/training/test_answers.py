@@ -18,9 +18,9 @@ import attnlm
 from attnlm.base.errors import AttnlmError
 from attnlm.compute.device import choose_device
 from attnlm.config.settings import resolve
+from attnlm.config.training import TrainingConfig
 from attnlm.data.dataset import Dataset
-from attnlm.data.examples import IGNORED, Examples
-from attnlm.data.prepare_examples import LONGER
+from attnlm.data.examples import IGNORED, LONGER, Examples
 from attnlm.generation.question_format import format_of
 from attnlm.generation.sampler import load_sampler
 from attnlm.model.language_model import Bigram
@@ -29,7 +29,7 @@ from attnlm.runs.records import CheckpointFacts
 from attnlm.training.one_layer import one_layer_form
 from attnlm.training.state import TrainingState, initial_state
 from attnlm.training.step import Stepper
-from attnlm.training.validation_loss import right_answers, validation_loss
+from attnlm.training.validation import Split, right_answers, validation_loss
 from attnlm.workflows.answers import ask, longer_pairs, select_pairs, texts_to_patch
 from tests.kit import command, quick_run
 from tests.models import gradients, needs_kernels, parts_of, small_model
@@ -164,8 +164,9 @@ def test_the_validation_loss_is_that_of_each_counted_token(
 ) -> None:
     model = small_model("multi-head", task.vocab_size).float()
     assert task.val_examples is not None
-    about: dict[str, Any] = {"examples": task.val_examples, "only_answers": only_answers}
-    found = validation_loss(model, task.val, CPU, bytes_per_token=1.0, native=native, **about)
+    split = Split(task.val, 1.0, task.val_examples, only_answers)
+    training = TrainingConfig(device="cpu", compile="native" if native else "modules")
+    found = validation_loss(model, split, training)
     total, count = 0.0, 0
     firsts = task.val_examples.packed(13)
     for first in firsts:
@@ -241,9 +242,9 @@ def test_examples_longer_than_the_context_are_cut_or_refused(tmp_path: Path) -> 
     assert "30 of 30 training examples are longer" in str(notes)
     attnlm.train(dataset, block_size=8, loss_on="all", **settings)
     model = parts_of(resolve({"model": "bigram", "block_size": 8})).build(28)
-    about: dict[str, Any] = {"examples": dataset.val_examples, "only_answers": True}
+    split = Split(dataset.val, 1.0, dataset.val_examples, only_answers=True)
     with pytest.raises(AttnlmError, match="ends before every answer of the validation split"):
-        validation_loss(model, dataset.val, CPU, bytes_per_token=1, **about)
+        validation_loss(model, split, TrainingConfig(device="cpu"))
 
 
 def test_changed_longer_questions_are_refused(tmp_path: Path) -> None:

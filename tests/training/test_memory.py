@@ -36,7 +36,6 @@ from attnlm.generation.module_decoder import ModuleDecoder, decoders_of
 from attnlm.model.inspection import parameter_count
 from attnlm.model.loss import LOGITS_AT_ONCE, cross_entropy, linear_cross_entropy
 from attnlm.training import forms, memory
-from attnlm.training.batch_split import windows_at_once
 from attnlm.training.cuda_graph import (
     FIRST_CALLS,
     CudaGraph,
@@ -45,6 +44,7 @@ from attnlm.training.cuda_graph import (
 )
 from attnlm.training.forms import Form
 from attnlm.training.memory import FACTOR, affordable_micro_batch, check_memory, estimate_memory
+from attnlm.training.validation import windows_at_once
 from attnlm.workflows import autotune as autotuning
 from tests.kit import QUICK
 from tests.models import V, small_model, some_ids

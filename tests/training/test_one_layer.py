@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from attnlm.compute.device import Device
 from attnlm.config.settings import resolve
+from attnlm.config.training import TrainingConfig
 from attnlm.config.variants import variant
 from attnlm.model.language_model import LanguageModel, Transformer
 from attnlm.training.one_layer import one_layer_form
-from attnlm.training.validation_loss import validation_loss
+from attnlm.training.validation import Split, validation_loss
 from tests.models import (
     CHANGES,
     Tempered,
@@ -75,6 +76,7 @@ BARE = (
         ("single-head:head_size=13:block_size=37", 65, 5),
         (f"multi-head:heads=2:head_size=32:block_size=70:{PROJECTED}", 33, 1),
         ("single-head:head_size=45:block_size=20", 21, 3),
+        (f"multi-head:heads=2:head_size=70:block_size=300:{PROJECTED}", 33, 1),
         (f"multi-head:heads=2:head_size=64:block_size=33:{PROJECTED}", 33, 2),
         ("wide-head:heads=2:block_size=37", 11, 3),
         (BARE, 11, 3),
@@ -117,7 +119,7 @@ def test_a_loss_of_hopeless_logits_is_finite() -> None:
     [
         *("kv_heads=1", "dropout=0.1", "norm=layer", "residual=true", "mlp=gelu", "layers=2"),
         *("query_key_norm=true", "positions=none", "positions=rotary", "tie_embeddings=true"),
-        *("head_bias=false", "block_size=257", "head_size=65:projection=true"),
+        "head_bias=false",
     ],
 )
 def test_other_parts_are_left_to_autograd(part: str) -> None:
@@ -150,8 +152,8 @@ def test_a_model_changed_from_outside_is_left_to_autograd(monkeypatch: pytest.Mo
     assert one_layer_form(model, 4, CPU) is None
     tokens = np.arange(200, dtype=np.uint16) * 7 % 11
     losses = [
-        validation_loss(model, tokens, CPU, bytes_per_token=1.0, native=native).loss
-        for native in (False, True)
+        validation_loss(model, Split(tokens), TrainingConfig(device="cpu", compile=form)).loss
+        for form in ("modules", "native")
     ]
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
     attention = self_attention(model)

@@ -14,8 +14,8 @@ from attnlm.compute.threads import new_pool
 from attnlm.config.settings import Config, resolve
 from attnlm.model.language_model import LanguageModel
 from attnlm.training import optimizer as optimizers
-from attnlm.training.learning_rate import learning_rate
 from attnlm.training.optimizer import Optimizer, orthogonalize
+from attnlm.training.schedule import learning_rate
 from tests.models import parts_of
 from tests.tolerances import assert_near
 
@@ -116,7 +116,7 @@ def test_updates_equal_pytorch(
     for step in range(5):
         give_gradients(ours, step)
         give_gradients(theirs, step)
-        updates.update(step)
+        updates.update(step, learning_rate(step + 1, config.training))
         if clip is not None:
             nn.utils.clip_grad_norm_(theirs.parameters(), clip)
         for reference in references:
@@ -134,7 +134,7 @@ def test_updates_wait_for_no_device(optimizer: str) -> None:
     )
     updates = Optimizer(model.to("meta"), config.training)
     for step in range(2):
-        updates.update(step)
+        updates.update(step, 0.1)
     assert all(p.is_meta for p in model.parameters()) and updates.norm() is not None
 
 
@@ -152,7 +152,7 @@ def test_threads_share_an_update_and_change_nothing(
         with new_pool(threads) as pool:
             for step in range(3):
                 give_gradients(model, step)
-                updates.update(step, pool=pool, threads=threads)
+                updates.update(step, 0.1, pool)
         results.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     assert torch.equal(*results)
 
@@ -164,6 +164,6 @@ def test_the_reported_norm_is_the_gradients_before_clipping(clip: float | None) 
     updates = Optimizer(model, config.training)
     give_gradients(model, 0)
     expected = torch.linalg.vector_norm(updates.gradient).item()
-    updates.update(0)
+    updates.update(0, 0.1)
     norm = updates.norm()
     assert norm is not None and norm.item() == pytest.approx(expected)

@@ -14,8 +14,7 @@ import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note
 from attnlm.compute.device import choose_device
-from attnlm.config.new_run import resolve_new
-from attnlm.config.settings import Config
+from attnlm.config.settings import Config, resolve_new
 from attnlm.data.dataset import Dataset
 from attnlm.training import own_code_trial
 from attnlm.training.own_code_trial import TRIED_WINDOWS, Trial, try_own_code

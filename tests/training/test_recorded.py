@@ -17,7 +17,7 @@ import torch
 import attnlm
 from attnlm.base.errors import AttnlmError
 from attnlm.compute.device import Device
-from attnlm.config.new_run import resolve_new
+from attnlm.config.settings import resolve_new
 from attnlm.training import recorded
 from attnlm.training.recorded import _content, check_recorded
 from attnlm.training.state import initial_state

@@ -17,9 +17,8 @@ from attnlm.config.settings import Config, resolve
 from attnlm.config.variants import variant
 from attnlm.data.batches import window_seeds
 from attnlm.data.dataset import Dataset
-from attnlm.training.batch_split import split_batch
 from attnlm.training.state import initial_state
-from attnlm.training.step import Stepper
+from attnlm.training.step import Stepper, split_batch
 from tests.compute.test_threads import occupied
 from tests.models import prepared
 from tests.tolerances import assert_near

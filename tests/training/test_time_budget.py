@@ -18,20 +18,25 @@ import attnlm
 from attnlm.base import clock as clocks
 from attnlm.base.events import Note
 from attnlm.base.signals import Interrupted
-from attnlm.compute.device import choose_device
 from attnlm.config.recipes import load_sizes, recipe_names
 from attnlm.config.settings import resolve
+from attnlm.config.training import TrainingConfig
 from attnlm.data.dataset import Dataset
 from attnlm.model.architecture import MODELS
 from attnlm.see.report import report
 from attnlm.see.reproduce import train_command
-from attnlm.training import eval_budget, run_writer
-from attnlm.training.budget_clock import BudgetClock as Budget
-from attnlm.training.eval_budget import affordable_eval_tokens, affordable_sample_tokens
+from attnlm.training import loop
+from attnlm.training import schedule as schedules
 from attnlm.training.events import Stepped
-from attnlm.training.learning_rate import learning_rate
+from attnlm.training.schedule import (
+    MOST_TOKENS,
+    affordable_eval_tokens,
+    affordable_sample_tokens,
+    budget_end,
+    learning_rate,
+)
 from attnlm.training.step import Stepper
-from attnlm.training.validation_loss import MOST_TOKENS, validation_loss
+from attnlm.training.validation import Split, validation_loss
 from tests.kit import Clock, command
 from tests.models import small_model
 from tests.processes import in_processes, train_by_the_clock
@@ -133,11 +138,11 @@ def test_evaluations_that_take_long_are_fewer(
 ) -> None:
     clock = paced(constant(0.5))
 
-    def slow(*about: Any, **more: Any) -> Any:
+    def slow(*about: Any) -> Any:
         clock.advance(6.0)
-        return validation_loss(*about, **more)
+        return validation_loss(*about)
 
-    monkeypatch.setattr(run_writer, "validation_loss", slow)
+    monkeypatch.setattr(loop, "validation_loss", slow)
     began, run = clock.now, timed()
     assert 94 < clock.now - began < 103
     assert 3 <= len(run.metrics()) <= 5
@@ -148,13 +153,13 @@ def test_evaluations_use_the_affordable_part_of_the_split(
 ) -> None:
     clock = paced(constant(0.5))
 
-    def slow(*about: Any, most: int | None, **more: Any) -> Any:
-        found = validation_loss(*about, most=most, **more)
+    def slow(*about: Any) -> Any:
+        found = validation_loss(*about)
         clock.advance(found.tokens / 100)  # tokens a second
         return found
 
-    monkeypatch.setattr(run_writer, "validation_loss", slow)
-    monkeypatch.setattr("attnlm.training.eval_budget._FEWEST_TOKENS", 16)
+    monkeypatch.setattr(loop, "validation_loss", slow)
+    monkeypatch.setattr("attnlm.training.schedule._FEWEST_TOKENS", 16)
     run = timed()
     assert run.config.training.eval_tokens == 96  # a hundredth of the time, in whole windows
     assert {record["evaluated_tokens"] for record in run.metrics()} == {96}
@@ -216,8 +221,8 @@ def test_a_command_s_time_begins_with_its_process(monkeypatch: pytest.MonkeyPatc
     assert clocks.budget_start() == 12.0
     assert clocks.budget_start() == pytest.approx(time.perf_counter(), abs=5)
     now = time.perf_counter()
-    assert Budget.of(60.0, now - 50).ends - now == pytest.approx(10, abs=1)
-    assert Budget.of(60.0, now - 70).ends - now == pytest.approx(2, abs=1)  # it began late
+    assert budget_end(60.0, now - 50) - now == pytest.approx(10, abs=1)
+    assert budget_end(60.0, now - 70) - now == pytest.approx(2, abs=1)  # it began late
 
 
 # --- How much is evaluated ------------------------------------------------------------------------
@@ -230,8 +235,9 @@ SHAKESPEARE = {"vocab_size": 65, "val_tokens": 111_540}
 @pytest.fixture
 def costly(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine on which nothing is cheap by itself, and few tokens are enough."""
-    monkeypatch.setattr(eval_budget, "_CHEAP", 0.0)
-    monkeypatch.setattr(eval_budget, "_FEWEST_TOKENS", 16)
+    monkeypatch.setattr(schedules, "_CHEAP", 0.0)
+    monkeypatch.setattr(schedules, "_FREE", 0.0)
+    monkeypatch.setattr(schedules, "_FEWEST_TOKENS", 16)
 
 
 @pytest.mark.usefixtures("whole_snapshots")
@@ -251,14 +257,16 @@ def test_a_megabyte_of_characters_is_evaluated_whole_and_sampled_in_full(config:
 def test_expensive_evaluations_use_a_part_of_the_split() -> None:
     few = resolve({"steps": 30})
     tokens = affordable_eval_tokens(few, 50_257, 150_000)
-    # Three steps of 32 × 64 tokens cost nine times that in forward passes; a tenth is too few.
-    assert tokens == 2048 and 8 <= affordable_sample_tokens(few, 50_257) < 80
+    # A tenth of three steps of 32 × 64 tokens is too few, and 1.2e11 operations are cheap.
+    assert tokens == 7232 and 8 <= affordable_sample_tokens(few, 50_257) < 80
     more = resolve({"steps": 3000})
     assert affordable_eval_tokens(more, 50_257, 300_000) == 300 * 32 * 64 * 3 // 10 // 64 * 64
     assert affordable_eval_tokens(more, 50_257, 150_000) is None
     assert affordable_eval_tokens(few, 50_257, 1500) is None
     brief = resolve({"model": "transformer", "steps": 20})
-    assert affordable_eval_tokens(brief, **SHAKESPEARE) == 2048
+    assert affordable_eval_tokens(brief, **SHAKESPEARE) == 20_992  # 2e10 operations
+    gpt2: dict[str, Any] = {"model": "gpt2", "embed_dim": 768, "layers": 12, "heads": 12}
+    assert affordable_eval_tokens(resolve({**gpt2, "steps": 20}), 50_257, 40_000) == 2048
     large = resolve({"steps": 10**6})
     assert affordable_eval_tokens(large, 50_257, 10 * MOST_TOKENS) is None  # its cap
 
@@ -266,17 +274,17 @@ def test_expensive_evaluations_use_a_part_of_the_split() -> None:
 def test_a_part_is_spread_evenly_over_the_split(dataset: Dataset) -> None:
     model = small_model("multi-head", dataset.vocab_size, block_size=8).float()
     val: Any = np.asarray(dataset.val)
-    cpu = choose_device("cpu")
-    part = validation_loss(model, val, cpu, bytes_per_token=1.0, most=5 * 8 + 3)
+    cpu = TrainingConfig(device="cpu")
+    part = validation_loss(model, Split(val), cpu, 5 * 8 + 3)
     whole = (len(val) - 1) // 8
     starts = [number * whole // 5 * 8 for number in range(5)]
     windows = [val[start : start + 9] for start in starts]
-    losses = [validation_loss(model, window, cpu, bytes_per_token=1.0).loss for window in windows]
+    losses = [validation_loss(model, Split(window), cpu).loss for window in windows]
     assert part.tokens == 40
     assert part.loss == pytest.approx(sum(losses) / 5, rel=1e-5)
-    everything = validation_loss(model, val, cpu, bytes_per_token=1.0)
+    everything = validation_loss(model, Split(val), cpu)
     for most in (len(val) - 1, 10 * len(val)):
-        assert validation_loss(model, val, cpu, bytes_per_token=1.0, most=most) == everything
+        assert validation_loss(model, Split(val), cpu, most) == everything
 
 
 @pytest.mark.usefixtures("costly")

@@ -16,12 +16,11 @@ import attnlm
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, ignore
 from attnlm.compute.threads import threads_of_torch
-from attnlm.config.new_run import SizeCandidates, resolve_new
 from attnlm.config.recipes import load_sizes
-from attnlm.config.settings import Config, resolve
+from attnlm.config.settings import Config, Request, resolve, resolve_new
 from attnlm.data.dataset import Dataset
 from attnlm.training.cuda_graph import FIRST_CALLS
-from attnlm.training.eval_budget import step_cost
+from attnlm.training.schedule import step_cost
 from attnlm.workflows import autotune as sizes
 from tests.kit import Clock, command
 from tests.models import parts_of
@@ -37,12 +36,16 @@ def seconds_per_token(config: Config, dataset: Dataset, *_: object) -> float:
     return step_cost(config, dataset.vocab_size) / config.tokens_per_step / TWO_CORES
 
 
+def request_of(sizes: list[Any], given: dict[str, Any], seconds: float) -> Request:
+    return Request(resolve({**given, "budget": float(seconds)}, sizes[0]), given, sizes)
+
+
 def chosen(seconds: float, text: Any = MEGABYTE, recipes: Any = None, **settings: Any) -> Config:
     told: list[object] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sizes, "seconds_per_token", seconds_per_token)
         given = {**settings, "budget": float(seconds)}
-        candidates = SizeCandidates(recipes or load_sizes("best"), given, seconds)
+        candidates = request_of(recipes or load_sizes("best"), given, seconds)
         found = sizes.affordable_size(candidates, text, time.perf_counter(), told.append)
     assert all(isinstance(note, Note) for note in told) and told
     return found
@@ -107,7 +110,7 @@ def test_sizes_with_slow_steps_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -
         return 1e-6
 
     monkeypatch.setattr(sizes, "seconds_per_token", tried)
-    candidates, began = SizeCandidates(load_sizes("best"), {}, 300.0), time.perf_counter()
+    candidates, began = request_of(load_sizes("best"), {}, 300.0), time.perf_counter()
     limit = 2
     config = sizes.affordable_size(candidates, MEGABYTE, began, ignore)
     assert parts_of(config).layers == 2
@@ -128,7 +131,7 @@ def test_explicit_settings_override_the_chosen_size() -> None:
 
 
 def test_a_recipe_of_sizes_takes_a_budget_and_what_does_not_change_them() -> None:
-    config, _ = resolve_new({"model": "transformer", "processes": 1}, "best")
+    config = resolve_new({"model": "transformer", "processes": 1}, "best").config
     assert parts_of(config).layers == 1
     assert resolve_new({"budget": 9.0}, "best")[0].training.budget == 9.0
 
@@ -140,8 +143,8 @@ def test_a_first_size_too_large_for_the_memory_is_refused_before_it_is_made(
     given: dict[str, Any] = {"device": "cpu", "block_size": 8, "budget": 60.0}
     huge: list[Any] = [{"embed_dim": 2**20, "batch_size": 2**16}, {"embed_dim": 2**20}]
     with pytest.raises(AttnlmError, match="memory"):
-        sizes.affordable_size(SizeCandidates(huge, given, 60.0), dataset, began, ignore)
-    candidates = SizeCandidates([{"embed_dim": 8}, *huge], given, 60.0)
+        sizes.affordable_size(request_of(huge, given, 60.0), dataset, began, ignore)
+    candidates = request_of([{"embed_dim": 8}, *huge], given, 60.0)
     config = sizes.affordable_size(candidates, dataset, began, ignore)
     assert parts_of(config).embed_dim == 8
 
@@ -179,8 +182,8 @@ def test_a_finished_run_of_any_size_is_accepted(
 ) -> None:
     told: list[object] = []
 
-    def chosen(candidates: SizeCandidates, *others: Any) -> Config:
-        config = resolve(candidates.settings, {"dropout": 0.1, **candidates.sizes[size]})
+    def chosen(request: Request, *others: Any) -> Config:
+        config = resolve(request.settings, {"dropout": 0.1, **request.sizes[size]})
         return config.with_training(steps=9)
 
     monkeypatch.setattr(sizes, "affordable_size", chosen)
@@ -209,7 +212,7 @@ def test_each_size_is_tried_with_all_threads(
     recipes: list[Any] = [{"embed_dim": width, "block_size": 8} for width in (8, 16, 24)]
     given: dict[str, Any] = {"device": "cpu", "budget": 3.0}
     with threads_of_torch(2):
-        candidates = SizeCandidates(recipes, given, 3.0)
+        candidates = request_of(recipes, given, 3.0)
         sizes.affordable_size(candidates, dataset, time.perf_counter(), ignore)
         assert tried == [2, 2, 2] and torch.get_num_threads() == 2
 

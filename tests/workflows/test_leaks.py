@@ -11,7 +11,7 @@ import torch
 import attnlm
 from attnlm.base.errors import AttnlmError
 from attnlm.base.setting_fields import Settings
-from attnlm.config.new_run import resolve_new
+from attnlm.config.settings import resolve_new
 from attnlm.data.dataset import Dataset
 from attnlm.training.own_code_trial import find_leak
 from attnlm.workflows.check_own_code import check_causal

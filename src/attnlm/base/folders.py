@@ -23,14 +23,17 @@ from attnlm.base.formatting import listed
 from attnlm.base.suggestions import similar_name
 
 LATEST = "latest"
+# Read once: notebooks and scheduled jobs set them before they start Python.
+DATA_DIR = os.environ.get("ATTNLM_DATA_DIR") or "data"
+CHECKPOINT_DIR = os.environ.get("ATTNLM_CHECKPOINT_DIR") or "checkpoints"
 _FORBIDDEN = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f]')
 
 # For each kind of folder: a file that it contains, its default parent folder, the flag that names
 # another root, and how to make one.
 KINDS = {
-    "run": ("config.json", "checkpoints", "--checkpoint-dir", "train one: attnlm train"),
-    "ladder": ("ladder.json", "checkpoints", "--checkpoint-dir", "start one: attnlm ladder"),
-    "data set": ("meta.json", "data", "--data-dir", "prepare one: attnlm prepare"),
+    "run": ("config.json", CHECKPOINT_DIR, "--checkpoint-dir", "train one: attnlm train"),
+    "ladder": ("ladder.json", CHECKPOINT_DIR, "--checkpoint-dir", "start one: attnlm ladder"),
+    "data set": ("meta.json", DATA_DIR, "--data-dir", "prepare one: attnlm prepare"),
 }
 
 

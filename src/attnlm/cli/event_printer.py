@@ -104,7 +104,7 @@ def _header(event: Started, log: Sequence[str]) -> dict[str, str]:
     from attnlm.runs.run import run_summary  # loads numpy
 
     run = event.run
-    training = run.config.training.complete()
+    training = run.config.training
     summary = run_summary(run)
     part = run.evaluated_part
     folder = shlex.quote(str(run.path.parent))

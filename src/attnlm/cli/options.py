@@ -21,7 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.files import decode_utf8
-from attnlm.base.folders import KINDS, flag, folder_names
+from attnlm.base.folders import CHECKPOINT_DIR, DATA_DIR, KINDS, flag, folder_names
 from attnlm.base.own_code import accept_code
 from attnlm.base.setting_fields import Setting, Settings, fields_of, help_of, setting, type_of
 from attnlm.cli.console import print_result, with_flags
@@ -182,8 +182,8 @@ class Shared:
         default="auto",
     )
     device: str = setting(help_of(RECORD_OF["device"], "device"), default="auto")
-    checkpoint_dir: str = setting("folder of the runs", default="checkpoints")
-    data_dir: str = setting("folder of the data sets", default="data")
+    checkpoint_dir: str = setting("folder of the runs", default=CHECKPOINT_DIR)
+    data_dir: str = setting("folder of the data sets", default=DATA_DIR)
     verify: bool = setting(
         "check the hashes of whole files, also of splits larger than 1 GiB", default=False
     )

@@ -21,9 +21,8 @@ from attnlm.cli import console, options
 from attnlm.cli.event_printer import BEGINNING, Display, computation, counted, parts_in_words
 from attnlm.cli.options import option, shared, switch, with_options
 from attnlm.compute.processes import is_launched, is_main
-from attnlm.config.new_run import resolve_new
-from attnlm.config.recipes import recipe_names, several_sizes_error, to_toml
-from attnlm.config.settings import RECORD_OF
+from attnlm.config.recipes import recipe_names, to_toml
+from attnlm.config.settings import RECORD_OF, resolve_new
 from attnlm.model.architecture import RUNGS
 
 _TOOLS = ("tensorboard", "wandb", "trackio")
@@ -97,8 +96,11 @@ def train(
         parent = attnlm.open_run(start_from, checkpoint_dir=checkpoint_dir)
     if print_config:
         request = resolve_new(settings, recipe, parent)
-        if request.candidates is not None:
-            raise several_sizes_error(str(recipe), len(request.candidates.sizes))
+        if len(request.sizes) > 1:
+            raise UsageError(
+                f"the recipe {recipe} has {len(request.sizes)} sizes, and training chooses one",
+                "train with it first, then use the config.json of the run, which has one size",
+            )
         if data_name := dataset or default_name(data_dir, "data set"):
             # A recipe has no data set, but its reader wants to know which one it was made for.
             console.print_result(console.escape_unprintable(f"# data set: {data_name}"))
@@ -233,7 +235,7 @@ def _report_estimate(estimate: attnlm.Estimate, json: bool) -> None:
         console.print_json(estimate.facts())
         return
     config = estimate.config
-    training = config.training.complete()
+    training = config.training
     steps = counted(estimate.steps, "step")
     lines = {
         "model": f"{config.spec.name}, {estimate.parameters:,} parameters: "

@@ -49,18 +49,20 @@ def map_ahead(
                 future.cancel()
 
 
-def compute_all(jobs: Sequence[Callable[[], _Result]], pool: ThreadPoolExecutor) -> list[_Result]:
-    """Return the results of all jobs, in order.
+@contextlib.contextmanager
+def computing(
+    jobs: Sequence[Callable[[], _Result]], pool: ThreadPoolExecutor
+) -> Iterator[Callable[[], list[_Result]]]:
+    """Compute jobs in threads while the caller works; yield a function that returns their results.
 
-    The calling thread runs the first job, then the jobs that no thread of the pool has started,
-    since on a busy machine the pool's threads may have no processor. If a job fails or a signal
-    comes, this function still waits for the jobs that have started.
+    That function runs the jobs that no thread of the pool has started, since on a busy machine the
+    pool's threads may have no processor. If a job fails or a signal comes, this context still waits
+    for the jobs that have started.
     """
-    futures = [pool.submit(job) for job in jobs[1:]]
+    futures = [pool.submit(job) for job in jobs]
+    pairs = list(zip(jobs, futures, strict=True))
     try:
-        first = jobs[0]()
-        rest = zip(jobs[1:], futures, strict=True)
-        return [first, *(job() if future.cancel() else future.result() for job, future in rest)]
+        yield lambda: [job() if future.cancel() else future.result() for job, future in pairs]
     finally:
         wait([future for future in futures if not future.cancel()])
 

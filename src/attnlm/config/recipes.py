@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.errors import AttnlmError
 from attnlm.base.files import read_text
 from attnlm.base.setting_fields import Setting, Settings
 from attnlm.base.suggestions import our_name, suggestion
@@ -54,14 +54,6 @@ def list_recipes() -> list[RecipeEntry]:
 
 Recipe = str | Path | Mapping[str, Setting]
 """The name of a recipe of the package, the path of a TOML file or config.json, or settings."""
-
-
-def several_sizes_error(name: Recipe, count: int) -> UsageError:
-    """Return the error that the recipe `name` has `count` sizes where only one is possible."""
-    return UsageError(
-        f"the recipe {name} has {count} sizes, and only training can choose one",
-        "train with it first, then use the config.json of the run, which has one size",
-    )
 
 
 def load_sizes(recipe: Recipe) -> list[Settings]:

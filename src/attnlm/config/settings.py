@@ -6,17 +6,24 @@ import contextlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.own_code import OwnCode, is_code_name
+from attnlm.base.own_code import OwnCode, is_code_name, named_code, passed_code
 from attnlm.base.setting_fields import Setting, Settings, check_value, fields_of, quoted
 from attnlm.base.suggestions import suggestion
-from attnlm.config.training import LARGEST_BATCH, TrainingConfig
+from attnlm.config.recipes import Recipe, load_sizes
+from attnlm.config.training import TrainingConfig
 from attnlm.model.architecture import PRESETS, Architecture, architecture, missing_requirement
-from attnlm.model.own_arguments import CODE, PREFIX, check_argument, resolved_arguments
+from attnlm.model.own_arguments import (
+    CODE,
+    PREFIX,
+    check_argument,
+    resolved_arguments,
+    with_defaults,
+)
 from attnlm.model.own_specs import own_model
 from attnlm.model.spec import ModelSpec
 
@@ -103,6 +110,62 @@ _LEARNING_RATES: dict[str, dict[str, float]] = {
     "llama": {"muon": 0.02, "adamw": 0.005},
     "qwen3": {"muon": 0.02, "adamw": 0.003},
 }
+
+
+class Request(NamedTuple):
+    """What is requested of a new run."""
+
+    config: Config
+    """made with the first of the `sizes`"""
+    settings: Settings
+    """the settings that override the recipe"""
+    sizes: Sequence[Settings]
+    """the recipe's settings; if it has several sizes, with each size in ascending order, from which
+    a run chooses one that suits its budget"""
+
+
+def resolve_new(
+    settings: Mapping[str, Any], recipe: Recipe | None, parent: ParentRun | None = None
+) -> Request:
+    """Resolve the configuration of a new run. Raises as `load_sizes` and `resolve` do."""
+    given = with_own_code(settings)
+    sizes = [{}] if recipe is None else load_sizes(recipe)
+    if len(sizes) > 1:
+        chosen = {**given, "start_from": parent}
+        for name in ("start_from", "model", "processes"):
+            if chosen.get(name, 1) not in (sizes[0].get(name), None, 1):
+                raise UsageError(
+                    f"the recipe {recipe} chooses a model size, and cannot be combined with this "
+                    f"`{name}`",
+                    f"leave out `{name}` or the recipe",
+                )
+        if "steps" in given or resolve(given, sizes[0]).training.budget is None:
+            instead = " instead of `steps`" if "steps" in given else ""
+            raise UsageError(
+                f"the recipe {recipe} needs a budget, for which it chooses a model size",
+                f"use `budget`{instead}",
+            )
+    config = resolve(given, sizes[0], parent)
+    config = replace(config, spec=with_defaults(config.spec, given))
+    return Request(config, given, sizes)
+
+
+def with_own_code(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings in which own code, named or passed as a class or function, is an OwnCode.
+
+    The arguments in `set`, a dictionary, become settings. Raises UsageError and AttnlmError as
+    `named_code` and `passed_code` do.
+    """
+    with_code = dict(settings)
+    for name, value in settings.items():
+        if name in CHOSEN_BY_NAME and is_code_name(value) and not isinstance(value, OwnCode):
+            with_code[name] = named_code(value)
+        elif name in CHOSEN_BY_NAME and callable(value):
+            with_code[name] = passed_code(value)
+    arguments = with_code.pop("set", None) or {}
+    if not isinstance(arguments, Mapping):
+        raise UsageError("`set` must be a dictionary", "write set={'name': value}")
+    return with_code | {PREFIX + str(name): value for name, value in arguments.items()}
 
 
 def resolve(
@@ -276,45 +339,50 @@ def _training_defaults(model: ModelSpec, chosen: Settings) -> Settings:
 
 
 def _check_training(model: ModelSpec, training: TrainingConfig) -> None:
-    for (first, second), are_both_set in {
-        ("`stride`", "`sampling` random"): training.stride and training.sampling == "random",
-        ("`min_learning_rate`", "`schedule` constant"): training.schedule == "constant"
-        and training.min_learning_rate,
-    }.items():
-        if are_both_set:
-            raise UsageError(f"{first} cannot be combined with {second}", "leave one out")
-    if training.recompute and not model.has_blocks:
-        raise UsageError(
+    """Raise UsageError if training settings do not fit each other or the model."""
+    processes, windows, steps = training.processes, training.batch_size, training.steps
+    lowest, highest = training.min_learning_rate, training.learning_rate
+    fewer = f" or {windows - windows % processes}" if windows > processes else ""
+    problems = (
+        (
+            training.stride and training.sampling == "random",
+            "`stride` cannot be combined with `sampling` random",
+            "leave one out",
+        ),
+        (
+            lowest and training.schedule == "constant",
+            "`min_learning_rate` cannot be combined with `schedule` constant",
+            "leave one out",
+        ),
+        (
+            lowest > highest,
+            f"`min_learning_rate` {lowest:g} is above `learning_rate` {highest:g}",
+            f"use `min_learning_rate` {highest:g} or less",
+        ),
+        (
+            training.recompute and not model.has_blocks,
             f"{model.name} does not support `recompute`: it has no blocks of ours",
             "leave `recompute` out",
-        )
-    processes = training.processes
-    windows = training.batch_size
-    if windows % processes:
-        fewer = windows // processes * processes
-        sizes = [n for n in (fewer + processes, fewer) if 0 < n <= LARGEST_BATCH]
-        possible = max(n for n in range(1, min(processes, windows) + 1) if windows % n == 0)
-        raise UsageError(
+        ),
+        (
+            windows % processes,
             f"`batch_size` {windows} is not divisible by `processes` {processes}",
-            f"use `batch_size` {' or '.join(map(str, sizes))}, or `processes` {possible}",
-        )
-    if training.min_learning_rate > training.learning_rate:
-        raise UsageError(
-            f"`min_learning_rate` {training.min_learning_rate:g} is above `learning_rate` "
-            f"{training.learning_rate:g}",
-            f"use `min_learning_rate` {training.learning_rate:g} or less",
-        )
-    if training.optimizer == "muon" and not model.has_matrices:
-        raise UsageError(
+            f"use `batch_size` {windows + -windows % processes}{fewer}",
+        ),
+        (
+            training.optimizer == "muon" and not model.has_matrices,
             f"`optimizer` muon has no matrices to update inside {model.name}",
             "use `optimizer` adamw",
-        )
-    steps = training.steps
-    if steps is not None and training.budget is None and training.warmup > steps:
-        raise UsageError(
+        ),
+        (
+            steps is not None and training.budget is None and training.warmup > steps,
             f"`warmup` {training.warmup} is longer than the run of {steps} steps",
             f"use `warmup` {steps} or less",
-        )
+        ),
+    )
+    for is_problem, message, hint in problems:
+        if is_problem:
+            raise UsageError(message, hint)
 
 
 def check_setting(name: str, value: Setting) -> None:

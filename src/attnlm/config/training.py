@@ -20,10 +20,7 @@ def _count_field(help: str, *, default: int | None = None, at_most: int = _MOST_
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """Settings of a training run. For None, the run chooses a value at its start and records it.
-
-    `complete` returns the settings of a run that has chosen.
-    """
+    """Settings of a training run. For None, the run chooses a value at its start and records it."""
 
     sampling: str = setting(
         "order of the windows: epoch shuffles them and uses each once per epoch; random draws them "
@@ -176,17 +173,3 @@ class TrainingConfig:
     def max_steps(self) -> float:
         """Return the number of steps, or infinity if a budget alone ends the run."""
         return math.inf if self.steps is None else self.steps
-
-    def complete(self) -> CompleteTraining:
-        """Return the settings of a run that has chosen its seed and threads. Raises ValueError."""
-        if self.seed is None or self.threads is None:
-            raise ValueError("the run has not chosen its seed and threads")
-        return CompleteTraining(**vars(self))
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompleteTraining(TrainingConfig):
-    """The settings of a training run that has chosen its seed and threads."""
-
-    seed: int
-    threads: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -16,6 +16,7 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.events import OnEvent
 from attnlm.base.files import file_hash
 from attnlm.base.folders import (
+    DATA_DIR,
     FolderEntry,
     find_folder,
     how_to_make,
@@ -25,6 +26,7 @@ from attnlm.base.folders import (
 )
 from attnlm.base.json_records import limited, read_record
 from attnlm.data.examples import Examples, read_marks
+from attnlm.text.corpus import summary
 from attnlm.tokens.tokenizer import Tokenizer, load_tokenizer
 
 FORMAT = 1  # of meta.json, and of the files that it describes
@@ -55,32 +57,33 @@ class ExampleFacts:
 class Meta:
     """The content of meta.json: the properties of a data set, which `Dataset` explains."""
 
-    name: str
-    source: str
+    name: str = ""
     sources: tuple[str, ...]
     source_sha256: str
     val_source: str | None
     val_source_sha256: str | None
-    encoding: str
-    column: str
-    records_on_stdin: bool = False
-    documents: int = limited(at_least=0)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    documents: int = limited(default=0, at_least=0)
     val_fraction: float | None = limited(above=0, below=1)
     split: str | None = limited(choices=("tail", "documents"))
     characters: int = limited(at_least=1)
-    train_characters: int = limited(at_least=1)
-    val_characters: int = limited(at_least=1)
-    train_tokens: int = limited(at_least=1, below=2**48)
-    val_tokens: int = limited(at_least=1, below=2**48)
-    val_bytes: int = limited(at_least=0, below=2**53)
-    tokenizer_name: str
-    tokenizer_from: str | None
-    vocab_size: int = limited(at_least=1)
-    dtype: str = limited(choices=("uint16", "uint32"))
-    bigram_loss: float | None = limited(at_least=0)
-    floor: float | None = limited(at_least=0)
+    train_characters: int = limited(default=0, at_least=1)
+    val_characters: int = limited(default=0, at_least=1)
+    train_tokens: int = limited(default=0, at_least=1, below=2**48)
+    val_tokens: int = limited(default=0, at_least=1, below=2**48)
+    val_bytes: int = limited(default=0, at_least=0, below=2**53)
+    tokenizer_name: str = ""
+    tokenizer_from: str | None = None
+    vocab_size: int = limited(default=0, at_least=1)
+    dtype: str = limited(default="", choices=("uint16", "uint32"))
+    bigram_loss: float | None = limited(default=None, at_least=0)
+    floor: float | None = limited(default=None, at_least=0)
     examples: ExampleFacts | None = None
-    files: Mapping[str, Any]
+    files: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def source(self) -> str:
+        return summary(self.sources)
 
     @property
     def train_sha256(self) -> str:
@@ -103,7 +106,7 @@ class Dataset(Meta):
     (numpy.memmap), so a split of any size opens fast. `tokenizer` converts ids to text and back.
 
     `source` names the origin of the text; `sources` lists the origins if there were several.
-    `records_on_stdin` is True if stdin had records instead of a plain text. `documents` counts the
+    `options` are those that were given to `prepare`, without the tokenizer. `documents` counts the
     documents that the end-of-text id follows, or that were divided among the splits. `split` says
     which part of the text is for validation: its "tail", or some of its "documents"; None stands
     for a text of its own, `val_source`. `val_bytes` is the length of the validation text in UTF-8,
@@ -159,7 +162,7 @@ class Dataset(Meta):
 def open_dataset(
     path_or_name: str | Path | Dataset | None = None,
     *,
-    data_dir: str | Path = "data",
+    data_dir: str | Path = DATA_DIR,
     verify: bool = False,
 ) -> Dataset:
     """Open a data set by its name in `data_dir` or by its path; by default the last prepared one.
@@ -300,7 +303,7 @@ class DatasetEntry(FolderEntry):
 
 
 def list_datasets(
-    data_dir: str | Path = "data", *, on_event: OnEvent | None = None
+    data_dir: str | Path = DATA_DIR, *, on_event: OnEvent | None = None
 ) -> list[DatasetEntry]:
     """Return the data sets in a folder, newest first; damaged ones have a `problem`.
 

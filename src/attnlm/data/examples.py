@@ -9,18 +9,21 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnlm.base.errors import AttnlmError
 from attnlm.base.files import open_replacement, read_bytes
-from attnlm.text.example_files import Example
+from attnlm.text.record_files import Example
 from attnlm.tokens.tokenizer import Tokenizer
 
 IGNORED = -100
 """The target of a position that does not count in the loss: PyTorch's default `ignore_index`."""
+
+LONGER = "longer.jsonl"
+"""The name of the file with longer examples of a task."""
 
 Ids = NDArray[np.unsignedinteger[Any]]
 
@@ -137,13 +140,6 @@ def limit_per_window(examples: Examples | None, most: int | None) -> Examples | 
     return None if examples is None else replace(examples, most=most)
 
 
-class EncodedExamples(NamedTuple):
-    """The ids (N,) of examples, one example after another, and the examples' places."""
-
-    ids: Ids
-    examples: Examples
-
-
 def _encode_text(text: str, tokenizer: Tokenizer) -> list[int]:
     """Return the ids of a question or an answer, as `sample` encodes them."""
     if tokenizer.end_text and tokenizer.end_text in text:
@@ -155,8 +151,10 @@ def _encode_text(text: str, tokenizer: Tokenizer) -> list[int]:
 
 def encode_examples(
     examples: Sequence[Example], tokenizer: Tokenizer, end: Sequence[int]
-) -> EncodedExamples:
-    """Encode examples: each question, then its answer and the ids that end the answer.
+) -> tuple[Ids, Examples]:
+    """Return the ids of examples, (N,), and their places.
+
+    Each example is its question, then its answer and the ids that end the answer.
 
     A token never crosses the end of a question or an answer. Raises AttnlmError if the vocabulary
     lacks a character, and for a text that contains "<|endoftext|>" if this is the end of answers.
@@ -174,9 +172,7 @@ def encode_examples(
             lengths += [len(question_ids), len(answer_ids)]
             first = []
     is_answer = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
-    return EncodedExamples(
-        np.array(ids, np.uint32), Examples(np.array(starts, np.int64), is_answer)
-    )
+    return np.array(ids, np.uint32), Examples(np.array(starts, np.int64), is_answer)
 
 
 # --- The file of marks ----------------------------------------------------------------------------

@@ -1,4 +1,8 @@
-"""Prepare a data set: read its source, get its tokenizer, encode the text, write the folder."""
+"""Prepare a data set: read its source, get its tokenizer, encode the text, write the folder.
+
+sources → corpus → content (a text in its spool, questions, or ids), divided into splits
+        → tokenizer → train.bin and val.bin → meta.json
+"""
 
 from __future__ import annotations
 
@@ -6,55 +10,50 @@ import functools
 import inspect
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from attnlm.base.atomic_folders import workspace
+from attnlm.base.atomic_folders import exchange_folders, workspace
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
-from attnlm.base.files import explaining_os_errors
-from attnlm.base.folders import check_name, put_back, write_latest
-from attnlm.base.setting_fields import (
-    check_value,
-    describe_settings,
-    fields_of,
-    quoted,
-)
+from attnlm.base.files import explaining_os_errors, file_hash, write_json
+from attnlm.base.folders import DATA_DIR, KINDS, check_name, is_safe_name, put_back, write_latest
+from attnlm.base.setting_fields import check_value, describe_settings, fields_of, quoted
 from attnlm.base.suggestions import suggestion
 from attnlm.config.prepare_options import PrepareOptions
 from attnlm.config.settings import resolve
 from attnlm.data.batches import check_splits
-from attnlm.data.dataset import Dataset, open_dataset_folder
-from attnlm.data.new_dataset import (
-    TokenizerOrigin,
-    UnencodedDataset,
-    find_tokenizer,
-    install_dataset,
-    is_prepared,
-    write_dataset,
-)
-from attnlm.data.prepare_examples import dataset_from_records, dataset_from_task
-from attnlm.data.prepare_ids import SUFFIXES, dataset_from_ids
-from attnlm.data.prepare_text import dataset_from_text
-from attnlm.text.corpus import SOURCES, Source, TextFile, get_corpus
+from attnlm.data.contents import Content, OwnIds, Questions, Text
+from attnlm.data.dataset import FORMAT, Dataset, Meta, id_dtype, open_dataset, open_dataset_folder
+from attnlm.text.corpus import SOURCES, Source, get_corpus, safe_name
 from attnlm.text.download import is_hub_offline
 from attnlm.text.tasks import TASKS
-from attnlm.text.text_files import text_encoding
-from attnlm.tokens.tokenizer import IdsTokenizer
+from attnlm.tokens.byte_pairs import load_published, train_vocabulary
+from attnlm.tokens.specs import PUBLISHED, bpe_size
+from attnlm.tokens.tokenizer import (
+    ByteTokenizer,
+    CharTokenizer,
+    IdsTokenizer,
+    Tokenizer,
+    load_tokenizer,
+)
 
 # The options of each kind of data.
-_OF_TASK: tuple[str, ...] = ("tokenizer", "examples", "length", "digits")
 _SPLITTING = ("tokenizer", "encoding", "val_fraction", "val_file")
+_OF_TASK: tuple[str, ...] = ("tokenizer", "examples", "length", "digits")
 _OF_RECORDS = ("prompt_column", "answer_column", *_SPLITTING)
 _OF_TEXT = ("column", "split", "max_bytes", *_SPLITTING)
 _OF_IDS = ("vocab_size", "dtype", "val_fraction", "val_file")
+_CONTENT = ("source_sha256", "val_source_sha256", "characters", "split", "val_fraction")
+"""The fields of Meta that say what content a data set has, and so, with the tokenizer, its ids."""
 
 
 def prepare(
     source: Source | Iterable[Source] | None = None,
     *,
     name: str | None = None,
-    data_dir: str | Path = "data",
+    data_dir: str | Path = DATA_DIR,
     offline: bool = False,
     force: bool = False,
     on_event: OnEvent | None = None,
@@ -99,33 +98,56 @@ def prepare(
     on_event = on_event or ignore
     data_dir = Path(data_dir)
     offline = offline or is_hub_offline()
-    sources = _as_list(source)
+    sources: list[Source | None] = [None]
+    if source is not None:
+        sources = [source] if isinstance(source, str | os.PathLike) else [*source]
     chosen = _checked(sources, options)
     put_back(data_dir)
-    if chosen.vocab_size is None:
-        origin = find_tokenizer(chosen.tokenizer, data_dir)
-    else:
-        origin = TokenizerOrigin("ids", existing=IdsTokenizer(chosen.vocab_size))
+    tokenizer, folder = _find_tokenizer(chosen, data_dir)
     if name is not None:
         check_name(name)
     with (
         explaining_os_errors(data_dir, ", or name another `data_dir`"),
         workspace(data_dir) as work,
     ):
-        unencoded = _read_source(sources, chosen, origin.marks_ends, offline, work, on_event)
-        name = name or f"{unencoded.corpus.name}-{origin.label}"
-        target = data_dir / name
-        is_up_to_date = functools.partial(is_prepared, target, origin, unencoded.facts, force)
+        content = _read(sources, chosen, tokenizer, offline, work, on_event)
+        given = {
+            key: v for key, v in vars(chosen).items() if v != fields_of(PrepareOptions)[key].default
+        }
+        given.pop("tokenizer", None)
+        if "val_file" in given:
+            given["val_file"] = content.meta.val_source
+        label = chosen.tokenizer.replace(":", "")
+        if tokenizer is not None:
+            label = safe_name(tokenizer.dataset or tokenizer.name)
+        content.meta = meta = replace(
+            content.meta,
+            name=name or f"{content.name}-{label}",
+            options=given,
+            tokenizer_from=None if folder is None else str(folder),
+        )
+        target = data_dir / meta.name
+        is_up_to_date = functools.partial(
+            _is_prepared, target, meta, tokenizer or chosen.tokenizer, force
+        )
         if is_up_to_date():
-            digest = unencoded.facts["source_sha256"]
-            on_event(Note(f"{target} exists, prepared from the same text ({digest[:12]}…)"))
+            digest = meta.source_sha256[:12]
+            on_event(Note(f"{target} exists, prepared from the same text ({digest}…)"))
         else:
-            tokenizer = origin.load_or_train(unencoded, work, offline, on_event)
-            write_dataset(work / "new", name, unencoded, tokenizer, origin.folder)
-            install_dataset(work / "new", target, is_up_to_date)
-        write_latest(data_dir, name)
+            if tokenizer is None:
+                tokenizer = _new_tokenizer(chosen.tokenizer, content, work, offline, on_event)
+            tokenizer.check(content.alphabet)
+            write_dataset(work / "new", content, tokenizer, on_event)
+            if not os.path.lexists(target):
+                (work / "new").rename(target)
+            elif not is_up_to_date():  # or another process has put the same data there
+                exchange_folders(work / "new", target)
+        write_latest(data_dir, meta.name)
         dataset = open_dataset_folder(target, trusted=True)
-    _note_short_text(dataset, on_event)
+    try:
+        check_splits(dataset, resolve({}).spec.block_size)
+    except AttnlmError as error:
+        on_event(Note(f"too small for the default context: {error.message}; {error.hint}"))
     return dataset
 
 
@@ -137,14 +159,7 @@ Options:
 """
 
 
-def _as_list(source: Source | Iterable[Source] | None) -> list[Source | None]:
-    """Return the named sources; [None] stands for the default source."""
-    if source is None or isinstance(source, str | os.PathLike):
-        return [source]
-    return list(source)
-
-
-def _task_of(sources: Sequence[object]) -> str | None:
+def _task_of(sources: Sequence[Source | None]) -> str | None:
     """Return the name of the task that is the only source, or None."""
     source = sources[0]
     return source if len(sources) == 1 and isinstance(source, str) and source in TASKS else None
@@ -153,16 +168,15 @@ def _task_of(sources: Sequence[object]) -> str | None:
 def _checked(sources: Sequence[Source | None], options: Mapping[str, Any]) -> PrepareOptions:
     """Return the options. Raises UsageError if they are invalid, or don't apply to the sources."""
     given = {name: value for name, value in options.items() if value is not None}
+    fields = fields_of(PrepareOptions)
     for name, value in given.items():
-        if name not in fields_of(PrepareOptions):
-            hint = suggestion(name, fields_of(PrepareOptions), "help(attnlm.prepare) lists them")
+        if name not in fields:
+            hint = suggestion(name, fields, "help(attnlm.prepare) lists them")
             raise UsageError(f"`prepare` has no option {quoted(name)}", hint)
         if not isinstance(value, os.PathLike):
             check_value(PrepareOptions, name, value)
     if not sources:
         raise UsageError("no source", f"name {SOURCES}")
-    if [*sources, given.get("val_file")].count("-") > 1:
-        raise UsageError("stdin is named more than once", "name - once")
     for source in sources if len(sources) > 1 else ():
         if source in TASKS and not Path(source).exists():
             message = f"the task {source} cannot be joined with other sources"
@@ -171,12 +185,11 @@ def _checked(sources: Sequence[Source | None], options: Mapping[str, Any]) -> Pr
         kind, allowed = f"the task {sources[0]}", _OF_TASK
     elif "vocab_size" in given:
         kind, allowed = "a file of ids", _OF_IDS
-        for path in (*sources, given.get("val_file")):
-            if path is not None and Path(path).suffix.lower() not in SUFFIXES:
-                raise UsageError(f"{path} is no .npy or .bin file of ids", "leave out `vocab_size`")
-        if len(sources) > 1 or None in sources:
-            raise UsageError("`vocab_size` needs one file of ids", "name a .npy or .bin file")
-    elif any(source is not None and str(source).lower().endswith(".npy") for source in sources):
+        named = [str(path).lower() for path in (*sources, given.get("val_file", ".bin"))]
+        if len(sources) > 1 or not all(path.endswith((".npy", ".bin")) for path in named):
+            message = "`vocab_size` needs a file of ids, and `val_file` then is another one"
+            raise UsageError(message, "name a .npy or .bin file, or leave out `vocab_size`")
+    elif any(str(source).lower().endswith(".npy") for source in sources):
         raise UsageError(
             "a file of ids needs `vocab_size`", "name it: the number above the largest id"
         )
@@ -184,78 +197,136 @@ def _checked(sources: Sequence[Source | None], options: Mapping[str, Any]) -> Pr
         kind, allowed = "examples from records", _OF_RECORDS
     else:
         kind, allowed = "a text", _OF_TEXT
-    text_encoding(given.get("encoding", "utf-8"))
-    fields = fields_of(PrepareOptions)
     for name, value in given.items():
         if name not in allowed and value != fields[name].default:
             raise UsageError(f"`{name}` does not apply to {kind}", f"leave `{name}` out")
-    for name in ("val_fraction", "split"):
-        if name in given and "val_file" in given:
-            message = f"`val_file` cannot be combined with `{name}`"
-            raise UsageError(message, "use only one")
+    if "val_file" in given and (divides := given.keys() & {"val_fraction", "split"}):
+        message = f"`val_file` cannot be combined with `{min(divides)}`"
+        raise UsageError(message, "use only one")
     return PrepareOptions(**given)
 
 
-def _check_effect(options: PrepareOptions, shown: str, files: Sequence[TextFile]) -> None:
-    """Raise UsageError if none of the files uses the given column or encoding."""
-    for name in ("column", "prompt_column"):
-        column = getattr(options, name)
-        if column is not None and not any(file.is_records for file in files):
-            raise UsageError(
-                f"`{name}` {column} does not apply to {shown}",
-                "it needs records: a .jsonl, .json, .csv or .parquet file, hf: data, or JSON "
-                "lines or a .csv table on stdin",
-            )
-    encoding = text_encoding(options.encoding)
-    if encoding != "utf-8" and all(file.is_records or file.encoding != encoding for file in files):
-        raise UsageError(
-            f"`encoding` {options.encoding} does not apply to {shown}",
-            "leave it out: records, hf: data and built-in texts are UTF-8",
-        )
+def _find_tokenizer(
+    options: PrepareOptions, data_dir: Path
+) -> tuple[Tokenizer | None, Path | None]:
+    """Return the tokenizer of the run or data set that is named, and its folder.
+
+    Return None for a spec. Raises UsageError if the name is neither.
+    """
+    if options.vocab_size is not None:
+        return IdsTokenizer(options.vocab_size), None
+    spec = str(options.tokenizer)
+    try:
+        bpe_size(spec)
+        return None, None
+    except UsageError:
+        folders = [Path(spec)]
+        if is_safe_name(spec):
+            folders += [Path(KINDS["run"][1]) / spec, data_dir / spec]
+        for folder in map(Path.absolute, folders):
+            if (folder / "tokenizer.json").is_file():
+                existing = load_tokenizer(folder / "tokenizer.json")
+                existing.dataset = folder.name
+                return existing, folder
+        raise
 
 
-def _read_source(
+def _new_tokenizer(
+    spec: str, content: Content, work: Path, offline: bool, on_event: OnEvent
+) -> Tokenizer:
+    """Return a tokenizer for a content, trained or downloaded if needed."""
+    if (size := bpe_size(spec)) is not None:
+        sample, has_end = content.sample(), content.has_ends
+        return train_vocabulary(spec, size, sample, on_event, has_end=has_end)
+    if spec == "char":
+        return CharTokenizer(content.alphabet, has_end=content.has_ends)
+    if spec == "byte":
+        return ByteTokenizer(has_end=content.has_ends)
+    return load_published(spec, spool=work, offline=offline, on_event=on_event)
+
+
+def _read(
     sources: Sequence[Source | None],
     options: PrepareOptions,
-    marks_ends: bool | None,
+    tokenizer: Tokenizer | None,
     offline: bool,
     work: Path,
     on_event: OnEvent,
-) -> UnencodedDataset:
-    """Draw the examples of a task, or read the source once to measure, hash and split it."""
+) -> Content:
+    """Draw the examples of a task, or read the sources once to measure, hash and split them.
+
+    `tokenizer` is that of a run or data set, if one was named.
+    """
     if (task := _task_of(sources)) is not None:
-        sizes = {"length": options.length, "digits": options.digits}
-        return dataset_from_task(task, options.examples or 20_000, sizes, on_event)
+        return Questions.of_task(task, options, on_event)
     if options.vocab_size is not None:
-        val_path = None if options.val_file is None else Path(options.val_file)
-        dtype = options.dtype or "uint16"
-        path = Path(str(sources[0]))
-        return dataset_from_ids(
-            path, val_path, options.fraction, options.vocab_size, dtype, on_event
+        return OwnIds(Path(str(sources[0])), options)
+    # An end-of-text id follows each document; by default, only if there are records.
+    marks_ends = True if options.tokenizer in PUBLISHED else None
+    if tokenizer is not None:
+        marks_ends = tokenizer.end_of_text is not None
+    corpora = [
+        get_corpus(
+            each,
+            encoding=options.encoding,
+            column=options.column or options.prompt_column,
+            marks_ends=marks_ends,
+            max_bytes=options.max_bytes,
+            offline=offline,
+            spool=work,
+            on_event=on_event,
         )
-    open_corpus = functools.partial(
-        get_corpus,
-        encoding=options.encoding,
-        column=options.column or options.prompt_column,
-        marks_ends=marks_ends,
-        max_bytes=options.max_bytes,
-        offline=offline,
-        spool=work,
-        on_event=on_event,
-    )
-    corpus = open_corpus(sources)
-    val_corpus = None if options.val_file is None else open_corpus([options.val_file])
-    val_files = () if val_corpus is None else val_corpus.files
-    _check_effect(options, corpus.shown, (*corpus.files, *val_files))
+        for each in (sources, [options.val_file])[: 1 if options.val_file is None else 2]
+    ]
+    files = [file for corpus in corpora for file in corpus.files]
+    if options.column is not None and not any(file.is_records for file in files):
+        raise UsageError(
+            f"`column` {options.column} does not apply to {corpora[0].shown}",
+            "it needs records: a .jsonl, .json, .csv or .parquet file, hf: data, or JSON lines or "
+            "a .csv table on stdin",
+        )
     if options.prompt_column is not None:
-        columns = (options.prompt_column, options.answer_column)
-        return dataset_from_records(corpus, val_corpus, options.fraction, *columns, on_event)
-    return dataset_from_text(corpus, val_corpus, options.fraction, options.split, work, on_event)
+        return Questions.of_records(corpora, options, on_event)
+    return Text(corpora, options, work, on_event)
 
 
-def _note_short_text(dataset: Dataset, on_event: OnEvent) -> None:
-    """Note a data set that is too small for the default context."""
+def write_dataset(folder: Path, content: Content, tokenizer: Tokenizer, on_event: OnEvent) -> None:
+    """Write all files of a data set to the new folder `folder`; meta.json is the last one."""
+    folder.mkdir()
+    encoded = content.write(folder, tokenizer, on_event)
+    write_json(folder / "tokenizer.json", tokenizer.to_json())
+    meta = replace(
+        encoded,
+        tokenizer_name=tokenizer.name,
+        vocab_size=tokenizer.vocab_size,
+        dtype=id_dtype(tokenizer.vocab_size).name,
+        files={path.name: file_hash(path) for path in sorted(folder.iterdir())},
+    )
+    write_json(folder / "meta.json", {"format": FORMAT, **asdict(meta)})
+
+
+def _is_prepared(target: Path, meta: Meta, tokenizer: Tokenizer | str, force: bool) -> bool:
+    """Return True if `target` has this content and tokenizer, False if it is to be written.
+
+    Raises AttnlmError if `target` exists but is not a data set. If `force` is false, raises it also
+    if `target` is damaged or has other content.
+    """
+    if not os.path.lexists(target):
+        return False
+    if not (target / "meta.json").is_file():
+        raise AttnlmError(f"{target} exists and is not a data set", "choose another `name`")
+    if force:
+        return False
+    hint = "`force` replaces it, another `name` keeps it"
     try:
-        check_splits(dataset, resolve({}).spec.block_size)
+        existing = open_dataset(target)
     except AttnlmError as error:
-        on_event(Note(f"too small for the default context: {error.message}; {error.hint}"))
+        raise AttnlmError(f"{target} exists, and {error}", hint) from None
+    is_same = all(getattr(existing, name) == getattr(meta, name) for name in _CONTENT)
+    if isinstance(tokenizer, str):
+        is_same &= existing.tokenizer.name == tokenizer
+    else:
+        is_same &= existing.tokenizer.to_json() == tokenizer.to_json()
+    if not is_same:
+        raise AttnlmError(f"{target} exists with other content", hint)
+    return True

@@ -36,9 +36,6 @@ _MOST_ROWS_OF_LARGE = 512
 _LARGE_MODEL = 2**23
 """A model with at least this many weights in its linear layers is large: they exceed a processor's
 cache, so that threads which share each token save time."""
-_LEAST_UNCOPIED_INPUTS = 256
-"""A linear layer with at least this many inputs, a multiple of 32, is not copied: C reads it in the
-model's memory."""
 _LARGEST_SMALL = 2**20
 """Memory for as many numbers, 4 MB, is taken in large pages."""
 _LARGEST_TABLES = 2**24
@@ -46,11 +43,7 @@ _LARGEST_TABLES = 2**24
 
 
 class NativeModel:
-    """The weights of a model in the layout of the C file, for any number of decoders.
-
-    Matrices whose inputs are a multiple of 32, and at least `_LEAST_UNCOPIED_INPUTS`, are not
-    copied: they change when the model does.
-    """
+    """The weights of a model in the layout of the C file, for any number of decoders."""
 
     def __init__(
         self, a: Architecture, vocab_size: int, weights: Weights, library: ctypes.CDLL
@@ -75,7 +68,6 @@ class NativeModel:
             layers += block.qkv, block.projection, block.up, block.down
         self.numbers = sum(layer.inputs * layer.outputs for layer in layers)
         self.is_large = self.numbers >= _LARGE_MODEL
-        self.panel_size = _PANEL * max((layer.inputs for layer in layers if layer.rows), default=0)
         positions = {}
         if a.positions == "learned":
             positions = {"positions": weights["position_embedding.weight"]}
@@ -149,8 +141,6 @@ class NativeDecoder:
             hidden=_allocate_floats(all_rows * first_block.up.outputs),
             query=_allocate_floats(threads * (layout.size + _PANEL)),
             scores=_allocate_floats(threads * capacity),
-            panel=_allocate_floats(threads * model.panel_size),
-            panel_size=model.panel_size,
         )
         crew = model.library.start_crew(threads)
         if not crew:
@@ -253,27 +243,15 @@ def _norm_arrays(weights: Weights, size: int) -> _Floats:
 def _linear_layer(weights: Weights, *names: str) -> CLinear:
     """Return linear layers of the same input as one layer, or an empty one if the model lacks them.
 
-    If the number of inputs is a multiple of 32 and at least `_LEAST_UNCOPIED_INPUTS`, the C code
-    reads the rows of the matrices where the model stores them. Other rows are copied to panels,
-    (N/32, C, 32).
+    The rows of the matrices are copied to panels, (N/32, C, 32).
     """
     if f"{names[0]}.weight" not in weights:
         return CLinear()
-    matrices = [weights[f"{name}.weight"] for name in names]
-    inputs = matrices[0].shape[1]
     bias_N = _concatenated(weights, "bias", *names)
-    size = {"inputs": inputs, "outputs": len(bias_N), "bias": bias_N}
-    if inputs < _LEAST_UNCOPIED_INPUTS or inputs % _PANEL:
-        panels = _concatenated(weights, "weight", *names).reshape(-1, _PANEL, inputs)
-        return CLinear(**size, panels=panels.transpose(0, 2, 1).copy())
-    # The addresses of the rows. A row of zeros fills up the last panel of each matrix.
-    zeros = np.zeros(inputs, np.float32)
-    row_addresses = list[int]()
-    for array in matrices:
-        begin = array.ctypes.data
-        row_addresses += range(begin, begin + array.nbytes, array.strides[0])
-        row_addresses += [zeros.ctypes.data] * (_rounded_to_panels(len(array)) - len(array))
-    return CLinear(**size, rows=np.array(row_addresses, np.uintp), arrays=[zeros, *matrices])
+    matrix_NC = _concatenated(weights, "weight", *names)
+    inputs = matrix_NC.shape[1]
+    panels = matrix_NC.reshape(-1, _PANEL, inputs).transpose(0, 2, 1).copy()
+    return CLinear(inputs=inputs, outputs=len(bias_N), panels=panels, bias=bias_N)
 
 
 def _concatenated(weights: Weights, kind: str, *names: str) -> _Floats:

@@ -16,6 +16,7 @@ import numpy as np
 
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import OnEvent, ignore
+from attnlm.base.folders import CHECKPOINT_DIR
 from attnlm.compute.device import Device, has_gpu_driver
 from attnlm.generation.batch import Batch, group_texts
 from attnlm.generation.decoders import (
@@ -221,7 +222,7 @@ def load_sampler(
     *,
     checkpoint: str | Checkpoint = "auto",
     device: str = "auto",
-    checkpoint_dir: str | Path = "checkpoints",
+    checkpoint_dir: str | Path = CHECKPOINT_DIR,
     on_event: OnEvent | None = None,
 ) -> Sampler:
     """Return a Sampler with the model of a run's checkpoint (auto, best or last), on a device.

@@ -10,6 +10,7 @@ from typing import Any
 
 from attnlm.base.errors import UsageError
 from attnlm.base.events import Note, OnEvent
+from attnlm.base.folders import CHECKPOINT_DIR
 from attnlm.base.setting_fields import describe_settings, fields_of, quoted
 from attnlm.base.suggestions import suggestion
 from attnlm.generation.sampler import load_sampler
@@ -23,7 +24,7 @@ def sample(
     prompt: str = "",
     checkpoint: str = "auto",
     device: str = "auto",
-    checkpoint_dir: str | Path = "checkpoints",
+    checkpoint_dir: str | Path = CHECKPOINT_DIR,
     on_event: OnEvent | None = None,
     **settings: Any,
 ) -> Iterator[str]:
@@ -63,7 +64,7 @@ def samples(
     prompt: str | Sequence[str] = "",
     checkpoint: str = "auto",
     device: str = "auto",
-    checkpoint_dir: str | Path = "checkpoints",
+    checkpoint_dir: str | Path = CHECKPOINT_DIR,
     on_event: OnEvent | None = None,
     **settings: Any,
 ) -> list[str]:
@@ -79,8 +80,8 @@ def samples(
 
     The result then has `num_samples` texts for each prompt, in the order of the prompts. They are
     generated together, whatever the lengths of the prompts. Each prompt gets the same texts as
-    alone with this seed, except where rounding depends on the number of texts: on a GPU, without
-    the kernels in C, and if a linear layer of the model has 256 inputs or more.
+    alone with this seed, except where rounding depends on the number of texts: on a GPU, and
+    without the kernels in C.
 
     Without `seed`, a seed is drawn and reported as a Note. Raises AttnlmError (UsageError for
     invalid arguments).

@@ -23,7 +23,7 @@ from torch import Tensor
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import OnEvent, ignore
-from attnlm.base.folders import is_folder
+from attnlm.base.folders import CHECKPOINT_DIR, is_folder
 from attnlm.base.formatting import byte_size
 from attnlm.base.setting_fields import check_value, quoted
 from attnlm.compute.device import machine_memory
@@ -232,7 +232,7 @@ def import_run(
     name: str | None = None,
     revision: str | None = None,
     block_size: int | None = None,
-    checkpoint_dir: str | Path = "checkpoints",
+    checkpoint_dir: str | Path = CHECKPOINT_DIR,
     on_event: OnEvent | None = None,
 ) -> Run:
     """Create a run from a Hugging Face folder, one of its safetensors files, or a name on the Hub.

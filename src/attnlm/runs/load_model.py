@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnlm.base.errors import AttnlmError
+from attnlm.base.folders import CHECKPOINT_DIR
 from attnlm.compute.device import Device, choose_device
 from attnlm.data.dataset import Dataset
 from attnlm.model.spec import is_ours
@@ -27,7 +28,7 @@ def load_model(
     *,
     checkpoint: str | Checkpoint = "auto",
     device: str = "auto",
-    checkpoint_dir: str | Path = "checkpoints",
+    checkpoint_dir: str | Path = CHECKPOINT_DIR,
 ) -> tuple[LanguageModel, Device]:
     """Return the model of a run (default: the newest one), and its device.
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from attnlm.base.atomic_folders import is_locked
 from attnlm.base.events import OnEvent
-from attnlm.base.folders import FolderEntry, newest_first, read_entry
+from attnlm.base.folders import CHECKPOINT_DIR, FolderEntry, newest_first, read_entry
 from attnlm.runs.ladder_plan import RECORD, read_plan
 from attnlm.runs.run import open_run
 
@@ -52,7 +52,7 @@ class RunEntry(FolderEntry):
 
 
 def list_runs(
-    checkpoint_dir: str | Path = "checkpoints", *, on_event: OnEvent | None = None
+    checkpoint_dir: str | Path = CHECKPOINT_DIR, *, on_event: OnEvent | None = None
 ) -> list[RunEntry]:
     """Return the runs and ladders in a folder, newest first; damaged ones have a `problem`.
 

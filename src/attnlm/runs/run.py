@@ -20,7 +20,7 @@ import attnlm
 from attnlm.base import files
 from attnlm.base.atomic_folders import locked_for_training, remove_unfinished_folders
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.folders import find_folder, how_to_make, is_folder, put_back
+from attnlm.base.folders import CHECKPOINT_DIR, find_folder, how_to_make, is_folder, put_back
 from attnlm.base.formatting import nats_and_bits
 from attnlm.base.json_records import read_record, record_from_json
 from attnlm.base.own_code import OwnCode, is_code_name
@@ -429,7 +429,7 @@ class Run(RunFacts):
 
 
 def open_run(
-    name: str | Path | Run | None = None, *, checkpoint_dir: str | Path = "checkpoints"
+    name: str | Path | Run | None = None, *, checkpoint_dir: str | Path = CHECKPOINT_DIR
 ) -> Run:
     """Return the run called `name` in `checkpoint_dir`, or at the path `name`; default: the newest.
 

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from attnlm.base.events import Note, OnEvent, ignore
+from attnlm.base.folders import CHECKPOINT_DIR
 from attnlm.model.inspection import check_finite
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.recorder import NotRecordedError, no_attention_error, record
@@ -88,7 +89,7 @@ def attend(
     run: str | Path | Run | None = None,
     *,
     checkpoint: str = "auto",
-    checkpoint_dir: str | Path = "checkpoints",
+    checkpoint_dir: str | Path = CHECKPOINT_DIR,
     on_event: OnEvent | None = None,
 ) -> Attention:
     """Compute what each head of a run (default: the one trained last) attends to in `text`.

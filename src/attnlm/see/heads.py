@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from attnlm.base.errors import AttnlmError, NotFiniteError
 from attnlm.base.events import OnEvent, Progress, ignore
 from attnlm.base.files import read_text
+from attnlm.base.folders import CHECKPOINT_DIR, DATA_DIR
 from attnlm.data.dataset import ids_at
 from attnlm.data.examples import Examples, limit_per_window
 from attnlm.model.language_model import LanguageModel
@@ -141,8 +142,8 @@ def heads(
     text: str | Path | None = None,
     checkpoint: str = "auto",
     device: str = "auto",
-    checkpoint_dir: str | Path = "checkpoints",
-    data_dir: str | Path = "data",
+    checkpoint_dir: str | Path = CHECKPOINT_DIR,
+    data_dir: str | Path = DATA_DIR,
     on_event: OnEvent | None = None,
 ) -> HeadsReport:
     """Score and name every head of a run (default: the one trained last) by what it attends to.
@@ -303,7 +304,7 @@ class HeadsOverTraining(Pictured):
 
 
 def heads_over_training(
-    run: str | Path | Run | None = None, *, checkpoint_dir: str | Path = "checkpoints"
+    run: str | Path | Run | None = None, *, checkpoint_dir: str | Path = CHECKPOINT_DIR
 ) -> HeadsOverTraining:
     """Return the scores of every head of a run (default: the one trained last) in each snapshot.
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.folders import DATA_DIR
 from attnlm.base.formatting import quantity
 from attnlm.data.dataset import ids_at
 from attnlm.model.architecture import Architecture, UnsupportedError, require_architecture
@@ -42,7 +43,7 @@ def export_to_html(
     force: bool,
     make_page: PageMaker,
     text: str | None = None,
-    data_dir: Path = Path("data"),
+    data_dir: Path = Path(DATA_DIR),
 ) -> Exported:
     """Write a page that runs the models of `runs`.
 
@@ -98,7 +99,7 @@ def run_data(
     checkpoint: Checkpoint,
     number_type: str | None = None,
     name: str | None = None,
-    data_dir: Path = Path("data"),
+    data_dir: Path = Path(DATA_DIR),
 ) -> dict[str, Any]:
     """Return `model_data` for a run's checkpoint; default name: the run's.
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import OnEvent, Progress, ignore
+from attnlm.base.folders import CHECKPOINT_DIR
 from attnlm.model.inspection import check_finite
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.recorder import Recorder, Site, observed
@@ -121,7 +122,7 @@ def patch(
     *,
     answers: tuple[str, str] | Sequence[tuple[str, str]] | None = None,
     checkpoint: str = "auto",
-    checkpoint_dir: str | Path = "checkpoints",
+    checkpoint_dir: str | Path = CHECKPOINT_DIR,
     on_event: OnEvent | None = None,
 ) -> Patching:
     """Find where a run (default: the one trained last) carries the difference between two texts.

@@ -15,7 +15,7 @@ import attnlm
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import OnEvent
-from attnlm.base.folders import command_for, resume_command
+from attnlm.base.folders import CHECKPOINT_DIR, DATA_DIR, command_for, resume_command
 from attnlm.base.formatting import duration
 from attnlm.data.dataset import Dataset
 from attnlm.model.recorder import NotRecordedError
@@ -212,8 +212,8 @@ def report(
     ablate: bool = False,
     checkpoint: str = "auto",
     device: str = "auto",
-    checkpoint_dir: str | Path = "checkpoints",
-    data_dir: str | Path = "data",
+    checkpoint_dir: str | Path = CHECKPOINT_DIR,
+    data_dir: str | Path = DATA_DIR,
     on_event: OnEvent | None = None,
 ) -> Report:
     """Collect the results of a run (default: the one trained last).

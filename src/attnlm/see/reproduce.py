@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from attnlm.base.folders import flag, folder_flag
+from attnlm.base.folders import CHECKPOINT_DIR, DATA_DIR, flag, folder_flag
 from attnlm.base.setting_fields import fields_of
 from attnlm.data.dataset import Dataset
 from attnlm.runs.ladder_plan import LadderPlan
@@ -18,16 +18,10 @@ def prepare_command(dataset: Dataset) -> str:
     In the command, TEXT stands for a text that came from stdin.
     """
     words = ["attnlm", "prepare", *dataset.sources]
-    words += ["--tokenizer", dataset.tokenizer_from or dataset.tokenizer.name]
-    if dataset.val_source is not None:
-        words += ["--val-file", dataset.val_source]
-    for name in ("val_fraction", "split"):
-        if dataset.val_source is None and getattr(dataset, name) is not None:
-            words += [flag(name), str(getattr(dataset, name))]
-    column = None if dataset.records_on_stdin else "text"  # if given, stdin has records
-    for name, default in (("encoding", "utf-8"), ("column", column)):
-        if getattr(dataset, name) != default:
-            words += [flag(name), getattr(dataset, name)]
+    if dataset.tokenizer.name != "ids":
+        words += ["--tokenizer", dataset.tokenizer_from or dataset.tokenizer.name]
+    for name, value in dataset.options.items():
+        words += [flag(name), str(value)]
     words += ["--name", dataset.name, *folder_flag(dataset.path.parent, "data set")]
     return shlex.join(words) + (" < TEXT" if "-" in (*dataset.sources, dataset.val_source) else "")
 
@@ -41,7 +35,7 @@ def train_command(run: Run) -> str:
     words = ["attnlm", "train", run.dataset.name, "--recipe", str(run.path / "config.json")]
     if run.parent is not None:
         path = Path(run.parent.path)
-        is_usual = path.parent == Path("checkpoints").absolute()
+        is_usual = path.parent == Path(CHECKPOINT_DIR).absolute()
         words += ["--from", path.name if is_usual else str(path)]
         words += ["--checkpoint", run.parent.checkpoint]
     return shlex.join([*words, *folder_flag(Path(run.dataset.path).parent, "data set")])
@@ -56,7 +50,7 @@ def import_command(run: Run) -> str:
 def ladder_command(plan: LadderPlan, baseline: str | None = None) -> str:
     """Return the command that trains a ladder again, by steps."""
     dataset = plan.dataset
-    usual = Path(dataset.path) == Path("data") / dataset.name
+    usual = Path(dataset.path) == Path(DATA_DIR) / dataset.name
     words = ["attnlm", "ladder", dataset.name if usual else dataset.path]
     words += ["--rungs", ",".join(plan.rungs)]
     names = ("steps", "eval_every", "seed", "seeds", "tune", "equal", "tokens", "eval_tokens")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from attnlm.base.errors import UsageError
+from attnlm.base.folders import CHECKPOINT_DIR
 from attnlm.model.architecture import Architecture, require_architecture
 from attnlm.model.inspection import check_finite, check_textbook
 from attnlm.model.recorder import Layer, NotRecordedError, Recorder, record
@@ -83,7 +84,7 @@ def trace(
     run: str | Path | Run | None = None,
     *,
     checkpoint: str = "auto",
-    checkpoint_dir: str | Path = "checkpoints",
+    checkpoint_dir: str | Path = CHECKPOINT_DIR,
 ) -> Trace:
     """Follow one forward pass of a run (default: the one trained last) over `text`, step by step.
 

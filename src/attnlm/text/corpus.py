@@ -11,33 +11,27 @@ import stat
 import sys
 import tempfile
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import BinaryIO, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import open_given, write_bytes
 from attnlm.base.folders import KINDS, LATEST, default_name, is_safe_name
-from attnlm.base.suggestions import similar_name, suggestion
-from attnlm.text import hub_datasets
-from attnlm.text.download import TIMEOUT, PinnedFile, fetch, fetch_cached, without_password
-from attnlm.text.record_files import record_values, require_text
-from attnlm.text.tasks import TASKS
-from attnlm.text.text_files import (
-    COMPRESSED,
-    END,
-    RECORDS,
-    OpenStream,
-    bare_stem,
-    files_in,
-    open_decompressed,
-    record_suffix,
-    text_blocks,
-    text_encoding,
+from attnlm.base.suggestions import suggestion
+from attnlm.text.download import TIMEOUT, fetch, fetch_cached, without_password
+from attnlm.text.record_files import (
+    HUB_PREFIX,
+    hub_parts,
+    hub_records,
+    record_values,
+    require_text,
 )
+from attnlm.text.tasks import TASKS
+from attnlm.text.text_files import END, TextFile, bare_name, files_in, record_suffix, text_encoding
 
 TINY_SHAKESPEARE_URL = (
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -45,43 +39,17 @@ TINY_SHAKESPEARE_URL = (
 TINY_SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 DEFAULT_TIMEOUT = 3.0  # seconds of silence at each try, before `tales` replaces the default
 
-_STDIN = "-"
 NAMES = ("tinyshakespeare", "tales")
 SOURCES = f"a file, a folder, a pattern, a URL, hf:NAME, {', '.join(NAMES)}, or - for stdin"
 
+Source: TypeAlias = str | os.PathLike[str]
 
-@dataclass(frozen=True)
-class TextFile:
-    """A file, a stream that is read once, or a data set of the Hub.
 
-    `shown` is its name in messages. The suffix of `path` says its format; `stream` opens a pipe in
-    its place. Records ignore `encoding`. A file that is `optional`, as it was found in a folder, is
-    left out if it is no text; a `plain` one is text whatever its suffix. `rows` yields the records
-    of a data set of the Hub.
-    """
-
-    path: Path
-    shown: str
-    encoding: str = "utf-8"
-    stream: OpenStream | None = None
-    optional: bool = False
-    plain: bool = False
-    rows: Callable[[Sequence[str]], Iterator[tuple[str, list[Any]]]] | None = None
-
-    @property
-    def is_records(self) -> bool:
-        """Return True if the file holds records, each with columns."""
-        return self.rows is not None or (not self.plain and bool(record_suffix(self.path)))
-
-    def records(self, columns: Sequence[str]) -> Iterator[tuple[str, list[Any]]]:
-        """Yield the values of each record in these columns, after the name of its place."""
-        if not self.is_records:
-            raise AttnlmError(
-                f"{self.shown} has no columns", f"`prompt_column` needs one of {', '.join(RECORDS)}"
-            )
-        if self.rows is not None:
-            return self.rows(columns)
-        return record_values(self.path, columns, self.shown, self.stream)
+def summary(sources: Sequence[str]) -> str:
+    """Return the source that the user named, or a summary of several sources."""
+    first, *others = sources
+    first = "stdin" if others and first == "-" else first
+    return f"{first} and {len(others)} more" if others else first
 
 
 @dataclass(frozen=True)
@@ -101,7 +69,6 @@ class Corpus:
     name: str
     sources: tuple[str, ...]
     files: tuple[TextFile, ...]
-    encoding: str = "utf-8"
     column: str = "text"
     has_documents: bool = False
     marks_ends: bool = False
@@ -109,20 +76,9 @@ class Corpus:
     floor_nats: Mapping[int, float] | None = None
 
     @property
-    def source(self) -> str:
-        """Return the source that the user named, or a summary of several sources."""
-        first, *others = self.sources
-        return f"{_label(first)} and {len(others)} more" if others else first
-
-    @property
     def shown(self) -> str:
         """Return the name of the source in messages."""
-        return _label(self.source)
-
-    @property
-    def has_records_on_stdin(self) -> bool:
-        """Return True if text came from stdin as records, False if it came as plain text."""
-        return any(file.shown == _label(_STDIN) and file.is_records for file in self.files)
+        return "stdin" if self.sources == ("-",) else summary(self.sources)
 
     def texts(self, file: TextFile) -> Iterator[str]:
         """Yield the text of one of the files: its records, or blocks of it.
@@ -131,19 +87,15 @@ class Corpus:
         be decoded, or the line or row of an invalid record.
         """
         try:
-            if file.is_records:
-                for where, (value,) in file.records([self.column]):
-                    if text := require_text(value, self.column, where):
-                        is_open = not self.marks_ends and not text.endswith("\n")
-                        yield text + "\n" * is_open + END
-            else:
-                with open_decompressed(file.path, file.shown, file.stream) as opened:
-                    yield from text_blocks(opened, file.encoding, file.shown)
+            if not file.is_records:
+                yield from file.blocks()
+                return
+            for where, (value,) in record_values(file, [self.column]):
+                if text := require_text(value, self.column, where):
+                    is_open = not self.marks_ends and not text.endswith("\n")
+                    yield text + "\n" * is_open + END
         except OSError as error:
             raise _unreadable_error(file.shown, error) from error
-
-
-Source: TypeAlias = str | os.PathLike[str]
 
 
 def get_corpus(
@@ -169,23 +121,29 @@ def get_corpus(
     AttnlmError for a text that is not available, UsageError for an unknown encoding.
     """
     encoding = text_encoding(encoding)
-    suffix = "" if column is None else ".jsonl"  # of pipes
+    pipe_format = "" if column is None else ".jsonl"
 
     def corpus_of(source: Source | None) -> Corpus:
         match source:
             case None | "tinyshakespeare" | "tales":
                 return _built_in_corpus(source, offline, spool, on_event)
             case "-":
-                read = functools.partial(contextlib.nullcontext, stdin or sys.stdin.buffer)
-                return _corpus("stdin", "-", Path(f"stdin{suffix}"), encoding, stream=read)
-            case str() if source.startswith(hub_datasets.PREFIX):
-                rows = functools.partial(hub_datasets.records, source, offline=offline)
-                path = Path(hub_datasets.parsed(source).path)
-                return _corpus(safe_name(path.name), source, path, rows=rows)
+                stream = contextlib.nullcontext(stdin or sys.stdin.buffer)
+                file = TextFile(Path("stdin"), "stdin", encoding, pipe_format, lambda: stream)
+            case str() if source.startswith(HUB_PREFIX):
+                rows = functools.partial(hub_records, source, offline=offline)
+                path = Path(hub_parts(source)["path"])
+                file = TextFile(path, source, rows=rows)
             case str() if "://" in source:
-                return _web_corpus(source, encoding, offline, spool, max_bytes, on_event)
+                if offline:
+                    raise AttnlmError(
+                        f"{without_password(source)} needs the network, but `offline` is set",
+                        "use a file, or `attnlm prepare tales`",
+                    )
+                file = _downloaded(source, encoding, spool, max_bytes, on_event)
             case _:
-                return _path_corpus(os.fspath(source), encoding, suffix, on_event)
+                return _path_corpus(os.fspath(source), encoding, pipe_format, on_event)
+        return _of_file(file, str(source) if source == "-" else file.shown)
 
     corpora = list(map(corpus_of, sources))
     files = tuple(file for corpus in corpora for file in corpus.files)
@@ -194,8 +152,7 @@ def get_corpus(
         corpus = replace(
             corpus,
             name=f"{corpus.name}-and-{len(corpora) - 1}-more",
-            sources=tuple(corpus.source for corpus in corpora),
-            encoding=encoding,
+            sources=tuple(corpus.sources[0] for corpus in corpora),
             has_documents=True,
             floor_nats=None,
         )
@@ -216,10 +173,9 @@ def safe_name(text: str) -> str:
 # --- Where a text comes from ----------------------------------------------------------------------
 
 
-def _corpus(name: str, source: str, path: Path, encoding: str = "utf-8", **more: Any) -> Corpus:
-    """Return the corpus of one file; `more` are fields of TextFile."""
-    file = TextFile(path, _label(source), encoding, **more)
-    return Corpus(name, (source,), (file,), encoding, has_documents=file.is_records)
+def _of_file(file: TextFile, source: str) -> Corpus:
+    name = safe_name(bare_name(file.path).stem)
+    return Corpus(name, (source,), (file,), has_documents=file.is_records)
 
 
 def _built_in_corpus(source: str | None, offline: bool, spool: Path, on_event: OnEvent) -> Corpus:
@@ -227,10 +183,17 @@ def _built_in_corpus(source: str | None, offline: bool, spool: Path, on_event: O
     if source != "tales":
         url = os.environ.get("ATTNLM_TINYSHAKESPEARE_URL") or TINY_SHAKESPEARE_URL
         name = "tinyshakespeare"
-        timeout = TIMEOUT if source else DEFAULT_TIMEOUT
-        file = PinnedFile(url, f"{name}.txt", TINY_SHAKESPEARE_SHA256)
         try:
-            return _corpus(name, name, fetch_cached(file, spool, offline, on_event, timeout))
+            path = fetch_cached(
+                url,
+                f"{name}.txt",
+                TINY_SHAKESPEARE_SHA256,
+                spool,
+                offline=offline,
+                timeout=TIMEOUT if source else DEFAULT_TIMEOUT,
+                on_event=on_event,
+            )
+            return _of_file(TextFile(path, name), name)
         except AttnlmError as error:
             if source:
                 raise
@@ -240,41 +203,26 @@ def _built_in_corpus(source: str | None, offline: bool, spool: Path, on_event: O
     text, floor_nats = corpus_tales.generate_tales()
     path = spool / "tales.txt"
     write_bytes(path, text.encode())
-    return replace(_corpus("tales", "tales", path), floor_nats=floor_nats)
+    return replace(_of_file(TextFile(path, "tales"), "tales"), floor_nats=floor_nats)
 
 
-def _web_corpus(
-    url: str,
-    encoding: str,
-    offline: bool,
-    spool: Path,
-    max_bytes: int | None,
-    on_event: OnEvent,
-) -> Corpus:
-    if offline:
-        raise AttnlmError(
-            f"{without_password(url)} needs the network, but `offline` is set",
-            "use a file, or `attnlm prepare tales`",
-        )
+def _downloaded(
+    url: str, encoding: str, spool: Path, max_bytes: int | None, on_event: OnEvent
+) -> TextFile:
+    shown = without_password(url)
     try:
         parts = urlsplit(url)
     except ValueError as error:
         raise AttnlmError(
-            f"{without_password(url)} is not a valid address: {error}", "check the address"
+            f"{shown} is not a valid address: {error}", "check the address"
         ) from error
-    file = Path(unquote(parts.path))
-    path = Path(tempfile.mkdtemp(dir=spool)) / f"download{_format_suffixes(file)}"
+    name = Path(unquote(parts.path)).name or f"{parts.hostname}.html"
+    path = Path(tempfile.mkdtemp(dir=spool)) / safe_name(name)
     fetch(url, path, max_bytes=max_bytes, on_event=on_event)
-    name = safe_name(bare_stem(file) or parts.hostname or "")
-    return _corpus(name, without_password(url), path, encoding)
+    return TextFile(path, shown, encoding, record_suffix(path))
 
 
-def _format_suffixes(file: Path) -> str:
-    """Return the suffixes that say how to read a file, such as ".jsonl.gz"."""
-    return "".join(s for s in file.suffixes[-2:] if s.lower() in RECORDS + COMPRESSED)
-
-
-def _path_corpus(source: str, encoding: str, suffix: str, on_event: OnEvent) -> Corpus:
+def _path_corpus(source: str, encoding: str, pipe_format: str, on_event: OnEvent) -> Corpus:
     path = folder = Path(source)
     # A name that is not valid Unicode could not be written to meta.json.
     readable = os.fsencode(source).decode(errors="replace")
@@ -286,23 +234,21 @@ def _path_corpus(source: str, encoding: str, suffix: str, on_event: OnEvent) -> 
             files_found = (files_in(Path(place)) for place in matching)
             # A file may match by itself and in its folder.
             files = list(dict.fromkeys(itertools.chain.from_iterable(files_found)))
-            fixed = itertools.takewhile(lambda part: not glob.has_magic(part), path.parts)
-            folder = Path(*fixed)
+            folder = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), path.parts))
         elif path.is_dir():
             files = list(files_in(path))
         else:
-            name = safe_name(bare_stem(path))
+            stream, format = None, record_suffix(path)
             if stat.S_ISREG(path.stat().st_mode):
                 open_given(path).close()  # raises its errors
-                return _corpus(name, readable, path, encoding)
-            read = functools.partial(open_given, path)
-            named = Path(name + (_format_suffixes(path) or suffix))
-            return _corpus(name, readable, named, encoding, stream=read)
+            else:
+                stream, format = functools.partial(open_given, path), format or pipe_format
+            return _of_file(TextFile(path, readable, encoding, format, stream), readable)
     except (FileNotFoundError, NotADirectoryError, ValueError):
         names = [*NAMES, *TASKS]
         with contextlib.suppress(OSError, ValueError):  # no folder to list
             siblings = itertools.islice(path.parent.iterdir(), 1000)
-            names += (str(file) for file in siblings if similar_name(path.name, [file.name], ""))
+            names += (str(file) for file in siblings if suggestion(path.name, [file.name], ""))
         hint = suggestion(source, names, f"use {SOURCES}")
         raise AttnlmError(f"no such file or corpus: {source!r}", hint) from None
     except OSError as error:
@@ -312,42 +258,24 @@ def _path_corpus(source: str, encoding: str, suffix: str, on_event: OnEvent) -> 
         raise AttnlmError(f"no files found: {source}", "name a folder or a pattern of text files")
     name = safe_name((folder if folder.name not in ("", "..") else folder.resolve()).name)
     # A folder's package.json or table is a text among others, unless a column is named.
+    texts = () if pipe_format else (".json", ".csv")
+    formats = ("" if (suffix := record_suffix(file)) in texts else suffix for file in files)
     text_files = tuple(
-        TextFile(
-            file,
-            str(file),
-            encoding,
-            optional=True,
-            plain=not suffix and record_suffix(file) in (".json", ".csv"),
-        )
-        for file in files
+        TextFile(file, str(file), encoding, format, optional=True)
+        for file, format in zip(files, formats, strict=True)
     )
-    return Corpus(name, (readable,), text_files, encoding, has_documents=True)
+    return Corpus(name, (readable,), text_files, has_documents=True)
 
 
 def _without_own_folders(files: list[Path], folder: Path, on_event: OnEvent) -> list[Path]:
     """Return the files but those in folders of data sets or runs below `folder`."""
 
-    @functools.cache
-    def is_own(path: Path) -> bool:
-        names = (default_name(path, kind) for kind in KINDS)
-        return (path / LATEST).is_file() and any(names)
-
-    def own_folders(file: Path) -> list[Path]:
-        return [path for path in file.parents if folder in path.parents and is_own(path)]
-
-    own = {file: found[0] for file in files if (found := own_folders(file))}
+    parents = {path for file in files for path in file.parents if folder in path.parents}
+    with_latest = (path for path in sorted(parents) if (path / LATEST).is_file())
+    own = [path for path in with_latest if any(default_name(path, kind) for kind in KINDS)]
     if own:
-        names = ", ".join(str(path) for path in dict.fromkeys(own.values()))
-        on_event(Note(f"left out {names}, which attnlm made"))
-    return [file for file in files if file not in own]
-
-
-# --- Messages -------------------------------------------------------------------------------------
-
-
-def _label(source: str) -> str:
-    return "stdin" if source == _STDIN else source
+        on_event(Note(f"left out {', '.join(map(str, own))}, which attnlm made"))
+    return [file for file in files if not set(own) & set(file.parents)]
 
 
 def _unreadable_error(shown: object, error: OSError) -> AttnlmError:

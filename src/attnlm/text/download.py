@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from attnlm.base.caches import cache_folder, writable_cache
@@ -73,38 +73,37 @@ def is_hub_offline() -> bool:
     return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
 
 
-class PinnedFile(NamedTuple):
-    """A file on the web with a known hash. `name` is its name in the cache."""
-
-    url: str
-    name: str
-    sha256: str
-
-
 def fetch_cached(
-    file: PinnedFile, spool: Path, offline: bool, on_event: OnEvent, timeout: float = TIMEOUT
+    url: str,
+    name: str,
+    sha256: str,
+    spool: Path,
+    *,
+    offline: bool = False,
+    timeout: float = TIMEOUT,
+    on_event: OnEvent = ignore,
 ) -> Path:
-    """Return the path of a pinned file in the user's cache; download the file if it is not there.
+    """Return the path of a file with a known hash, in the user's cache under `name`.
 
-    If the cache can't be written, a Note says so, and the file is downloaded to the folder `spool`.
+    The file is downloaded if it is not there. If the cache can't be written, a Note says so, and
+    the file is downloaded to the folder `spool`.
     """
     folder = cache_folder()
     shown = folder or "no home folder"
     with contextlib.suppress(OSError):
-        if folder and file_hash(folder / file.name) == file.sha256:
-            return folder / file.name
+        if folder and file_hash(folder / name) == sha256:
+            return folder / name
     if offline:
         raise AttnlmError(
-            f"{file.name} is not in the cache ({shown}), and `offline` is set",
+            f"{name} is not in the cache ({shown}), and `offline` is set",
             "use a file, or `attnlm prepare tales`, which needs no network",
         )
     target_folder = writable_cache()
     if target_folder is None:
-        on_event(Note(f"{file.name} is not kept: the cache ({shown}) cannot be written"))
+        on_event(Note(f"{name} is not kept: the cache ({shown}) cannot be written"))
         target_folder = spool
-    path = target_folder / file.name
-    fetch(file.url, path, sha256=file.sha256, timeout=timeout, on_event=on_event)
-    return path
+    fetch(url, target_folder / name, sha256=sha256, timeout=timeout, on_event=on_event)
+    return target_folder / name
 
 
 def without_password(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Records: columns of .jsonl and .json files, and of .csv and .parquet tables."""
+"""Records of .jsonl, .json, .csv and .parquet files, and the questions and answers in them."""
 
 from __future__ import annotations
 
@@ -6,53 +6,75 @@ import codecs
 import contextlib
 import csv
 import io
+import itertools
 import json
-from collections.abc import Iterator, Sequence
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
-from attnlm.base.errors import AttnlmError, import_optional
+from attnlm.base.errors import AttnlmError, UsageError, import_optional
 from attnlm.base.formatting import listed
 from attnlm.base.suggestions import suggestion
-from attnlm.text.text_files import OpenStream, open_decompressed, record_suffix
+from attnlm.text.text_files import RECORDS, NotTextError, Rows, TextFile, record_suffix
 
 _LONGEST_LINE = 2**26  # bytes
 _ONE_RECORD = 'each line must be one record in UTF-8, such as {"text": "…"}, or all in one array'
+HUB_PREFIX = "hf:"
+HUB_SYNTAX = "hf:OWNER/NAME, then if needed @REVISION, /CONFIG and :SPLIT"
+# Readers of plain data. Others decode media and archives, or need other programs.
+_READERS = ("arrow", "csv", "json", "parquet", "text")
+_SPLIT = "(?::(?P<split>.+))?"
+_LOCAL = re.compile(f"(?P<path>[^:]+){_SPLIT}")
+_NAME = re.compile(
+    f"(?P<path>[^/@:]+(?:/[^/@:]+)?)(?:@(?P<revision>[^/:]+))?(?:/(?P<config>[^@:]*[^/@:]))?{_SPLIT}"
+)
+
+QUESTION_END = "\n"
+END_OF_TEXT = "\x03"
+"""The control character "end of text". It ends answers if the tokenizer has no end-of-text id."""
+_QUESTION_ROLES = ("system", "user", "human")
+_ANSWER_ROLES = ("assistant", "gpt", "model")
+_ONE_MESSAGE = 'a message is like {"role": "user", "content": "…"}'
 
 
-def record_values(
-    path: Path, columns: Sequence[str], shown: str, stream: OpenStream | None = None
-) -> Iterator[tuple[str, list[Any]]]:
+def record_values(file: TextFile, columns: Sequence[str]) -> Rows:
     """Yield the values of each record in these columns, after the name of its line or row.
 
-    `shown` is the name of the file in messages; a `stream` is read in its place, as JSON if it
-    begins like JSON, else as a table. Raises AttnlmError for what is no record, and for one that
-    lacks a column.
+    A stream is read as JSON if it begins like JSON, else as a table. Raises AttnlmError for a file
+    without records, for what is no record, and for a record that lacks a column.
     """
-    suffix = record_suffix(path)
-    if suffix == ".parquet":
-        yield from _parquet_values(path, columns, shown)
-        return
-    with open_decompressed(path, shown, stream) as file, contextlib.ExitStack() as ending:
-        is_table = suffix == ".csv"
-        if stream is not None:
-            file = peeked = io.BufferedReader(file)  # type: ignore[type-var]
-            ending.callback(peeked.detach)  # or stdin would be closed
-            is_table = peeked.peek().lstrip(codecs.BOM_UTF8 + b" \t\r\n")[:1] not in b"{["
-        for place, record in (_csv_records if is_table else _json_records)(file, shown):
-            where = f"{place} of {shown}"
-            if not isinstance(record, dict):
-                kind = type(record).__name__
-                raise AttnlmError(f"{where} is of type {kind}, not an object", _ONE_RECORD)
-            for column in columns:
-                if column not in record:
-                    raise missing_column_error(column, list(record), where)
-            yield where, [record[column] for column in columns]
+    if file.rows is not None:
+        yield from file.rows(columns)
+    elif file.format == ".parquet":
+        yield from _parquet_values(file, columns)
+    elif not file.format:
+        raise AttnlmError(
+            f"{file.shown} has no columns", f"`prompt_column` needs one of {', '.join(RECORDS)}"
+        )
+    else:
+        with file.open() as opened, contextlib.ExitStack() as ending:
+            is_table = file.format == ".csv"
+            if file.stream is not None:
+                opened = peeked = io.BufferedReader(opened)  # type: ignore[type-var]
+                ending.callback(peeked.detach)  # or stdin would be closed
+                is_table = peeked.peek().lstrip(codecs.BOM_UTF8 + b" \t\r\n")[:1] not in b"{["
+            read = _csv_records if is_table else _json_records
+            for place, record in read(opened, file.shown):
+                where = f"{place} of {file.shown}"
+                if not isinstance(record, dict):
+                    kind = type(record).__name__
+                    raise AttnlmError(f"{where} is of type {kind}, not an object", _ONE_RECORD)
+                check_columns(columns, list(record), where)
+                yield where, [record[column] for column in columns]
 
 
-def record_texts(path: Path, column: str, shown: str) -> Iterator[str]:
+def record_texts(path: Path, column: str) -> Iterator[str]:
     """Yield the text in a column of each record, also if it is empty. Raises AttnlmError."""
-    for where, (value,) in record_values(path, [column], shown):
+    for where, (value,) in record_values(
+        TextFile(path, str(path), format=record_suffix(path)), [column]
+    ):
         yield require_text(value, column, where)
 
 
@@ -74,12 +96,15 @@ def require_text(value: object, column: str, where: str) -> str:
     return value
 
 
-def missing_column_error(column: str, columns: list[str], where: str) -> AttnlmError:
-    """Return the error for a column that does not exist, with a similar column as its hint."""
-    choice = f"choose a column from {listed(columns)}" if columns else "it has no columns at all"
-    if len(columns) > 1:
-        choice += "; questions with answers need `prompt_column` and `answer_column`"
-    return AttnlmError(f"{where} has no column {column!r}", suggestion(column, columns, choice))
+def check_columns(columns: Sequence[str], existing: list[str], where: str) -> None:
+    """Raise AttnlmError for a column that does not exist, with a similar column as its hint."""
+    for column in columns:
+        if column not in existing:
+            choice = f"choose a column from {listed(existing)}" if existing else "it has no columns"
+            if len(existing) > 1:
+                choice += "; questions with answers need `prompt_column` and `answer_column`"
+            hint = suggestion(column, existing, choice)
+            raise AttnlmError(f"{where} has no column {column!r}", hint)
 
 
 def _json_records(file: BinaryIO, shown: str) -> Iterator[tuple[str, Any]]:
@@ -123,34 +148,191 @@ def _csv_records(file: BinaryIO, shown: str) -> Iterator[tuple[str, dict[str, An
         text.detach()
 
 
-def _parquet_values(
-    path: Path, columns: Sequence[str], shown: str
-) -> Iterator[tuple[str, list[Any]]]:
-    arrow: Any = import_optional("pyarrow", f"reading {shown}")
-    parquet = import_optional("pyarrow.parquet", f"reading {shown}")
+def _parquet_values(file: TextFile, columns: Sequence[str]) -> Rows:
+    arrow: Any = import_optional("pyarrow", f"reading {file.shown}")
+    parquet = import_optional("pyarrow.parquet", f"reading {file.shown}")
     row = 0
     try:
-        with parquet.ParquetFile(path) as table:
-            names = table.schema_arrow.names
-            for column in columns:
-                if column not in names:
-                    raise missing_column_error(column, names, shown)
+        with parquet.ParquetFile(file.path) as table:
+            check_columns(columns, table.schema_arrow.names, file.shown)
             for batch in table.iter_batches(columns=[*columns], use_threads=False):
                 for scalars in zip(*map(batch.column, columns), strict=True):
                     row += 1
-                    yield f"row {row:,} of {shown}", [scalar.as_py() for scalar in scalars]
+                    yield f"row {row:,} of {file.shown}", [scalar.as_py() for scalar in scalars]
     except UnicodeDecodeError:
-        raise AttnlmError(f"row {row:,} of {shown} is not UTF-8", "leave out such rows") from None
+        message = f"row {row:,} of {file.shown} is not UTF-8"
+        raise AttnlmError(message, "leave out such rows") from None
     except (arrow.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # an error of the system, not of pyarrow
         after = f" after row {row:,}" if row else ""
-        raise AttnlmError(
-            f"{shown} is not a complete parquet file{after}: {first_line(error)}",
+        raise NotTextError(
+            f"{file.shown} is not a complete parquet file{after}: {first_line(error)}",
             "copy or download it again; the file itself must not be compressed",
+            "not complete",
         ) from None
 
 
 def first_line(error: BaseException) -> str:
     """Return the first line of another library's error message, cut to 200 characters."""
     return next(iter(str(error).splitlines()), type(error).__name__)[:200].rstrip(". ")
+
+
+# --- Data sets of the Hugging Face Hub, or folders with the same layout, by `datasets`
+
+
+def hub_parts(source: str) -> dict[str, Any]:
+    """Return path, revision, config and split of `hf:OWNER/NAME@REVISION/CONFIG:SPLIT`.
+
+    All but the path may be absent; the split is then "train". Raises UsageError if `source` has
+    another form.
+    """
+    name = source.removeprefix(HUB_PREFIX)
+    found = (_LOCAL if _is_local(name) else _NAME).fullmatch(name)
+    if found is None:
+        raise UsageError(f"{source!r} is not the name of a data set", f"use {HUB_SYNTAX}")
+    parts = {"revision": None, "config": None, **found.groupdict()}
+    return {**parts, "split": parts["split"] or "train"}
+
+
+def _is_local(path: str) -> bool:
+    return path.startswith(("/", "~")) or path.split("/")[0] in (".", "..")
+
+
+def _named_url(folder: Path) -> str | None:
+    """Return a URL in the `configs` of a folder's README.md or .huggingface.yaml, if any."""
+    import yaml  # type: ignore[import-untyped]  # `datasets` needs it
+
+    for name, pattern in (
+        ("README.md", r"\s*---[ \t]*\r?\n(.*?)\n---[ \t]*\r?(?:\n|$)"),
+        (".huggingface.yaml", "(.*)"),
+    ):
+        with contextlib.suppress(OSError, yaml.YAMLError, AttributeError):
+            text = (folder / name).read_text("utf-8-sig", "replace")
+            if header := re.match(pattern, text, flags=re.DOTALL):
+                configs = str(yaml.safe_load(header[1]).get("configs"))
+                if found := re.search(r"[^\s'\"]*://[^\s'\"]*", configs):
+                    return found[0]
+    return None
+
+
+def hub_records(
+    source: str, columns: Sequence[str], offline: bool
+) -> Iterator[tuple[str, list[Any]]]:
+    """Stream these columns of the data set that `source` names, as `record_values` does.
+
+    Code and pickles in a data set are not run. Raises AttnlmError if the data set can't be
+    downloaded or read, or lacks a column.
+    """
+    name, row = hub_parts(source), 0
+    path = name["path"]
+    is_local = _is_local(path)
+    hint = f"check the name ({HUB_SYNTAX}) and the network, or use a folder"
+    if is_local:
+        path = str(Path(path).expanduser().absolute())
+        hint = f"check the name ({HUB_SYNTAX})"
+    elif Path(path).is_dir():  # the library would read this folder instead
+        path, hint = f"hf://datasets/{path}", f"for the folder, use {HUB_PREFIX}./{path}"
+    if offline and not is_local:
+        raise AttnlmError(f"{source} needs the network, but `offline` is set", hint)
+    datasets = import_optional("datasets", f"reading {source}")
+    if offline and (url := _named_url(Path(path))):
+        raise AttnlmError(
+            f"{source} names {url}, which needs the network, but `offline` is set",
+            "leave it out of README.md or .huggingface.yaml there, or allow the network",
+        )
+    datasets.disable_progress_bars()
+    for library in ("datasets", "huggingface_hub"):  # they log errors and retries
+        logging.getLogger(library).setLevel(logging.CRITICAL)
+    try:
+        builder = datasets.load_dataset_builder(path, name["config"], revision=name["revision"])
+        if builder.name not in _READERS:
+            raise AttnlmError(
+                f"{source} has an unsupported format: {builder.name}",
+                f"supported formats: {', '.join(_READERS)}",
+            )
+        stream = builder.as_streaming_dataset(split=name["split"])
+        if stream.features is not None and set(columns) <= stream.features.keys():
+            stream = stream.select_columns([*columns])
+        for record in stream:
+            row += 1
+            check_columns(columns, list(record), source)
+            yield f"row {row:,} of {source}", [record[column] for column in columns]
+    except (AttnlmError, MemoryError):
+        raise
+    except Exception as error:  # any error of the library or the Hub
+        after = f" after row {row:,}" if row else ""
+        raise AttnlmError(f"cannot read {source}{after}: {first_line(error)}", hint) from error
+
+
+# --- Questions with answers -----------------------------------------------------------------------
+
+
+class Turn(NamedTuple):
+    """A question, with the text that separates it from its answer, and the answer.
+
+    `ends` is False if the next question follows the answer without an end of the answer.
+    """
+
+    question: str
+    answer: str
+    ends: bool = True
+
+
+Example: TypeAlias = tuple[Turn, ...]
+"""One turn, or the turns of a conversation."""
+
+
+def read_examples(files: Iterable[TextFile], columns: Sequence[str]) -> Iterator[Example]:
+    """Yield the examples in files of records.
+
+    Two columns have the questions and the answers, both texts. A single one has lists of messages,
+    each with a role and a content.
+    """
+    for file in files:
+        for where, values in record_values(file, columns):
+            if len(columns) == 1:
+                yield _conversation_turns(values[0], columns[0], where)
+            else:
+                question, answer = map(require_text, values, columns, itertools.repeat(where))
+                yield (_checked_turn(question, answer, where),)
+
+
+def _checked_turn(question: str, answer: str, where: str) -> Turn:
+    if not question or not answer:
+        raise AttnlmError(
+            f"{where} has an empty {'answer' if question else 'question'}", "leave it out"
+        )
+    if END_OF_TEXT in question + answer:
+        raise AttnlmError(
+            f"{where} has the control character U+0003, which ends answers", "remove it"
+        )
+    return Turn(question + QUESTION_END, answer)
+
+
+def _conversation_turns(messages: object, column: str, where: str) -> Example:
+    """Return the turns of a list of messages. Messages in a row of one side are joined."""
+    if not isinstance(messages, list) or not all(isinstance(m, Mapping) for m in messages):
+        raise AttnlmError(
+            f"{where}: column {column!r} is not a list of messages",
+            f"{_ONE_MESSAGE}; texts need `answer_column` too",
+        )
+    said: list[tuple[bool, str]] = []  # whether it answers, and the text
+    for message in messages:
+        role = message.get("role", message.get("from"))
+        if role not in _QUESTION_ROLES + _ANSWER_ROLES:
+            roles = ", ".join(_QUESTION_ROLES + _ANSWER_ROLES)
+            raise AttnlmError(
+                f"{where} has a message with the role {role!r}",
+                f"{_ONE_MESSAGE}; roles are {roles}",
+            )
+        content = message.get("content", message.get("value"))
+        text = require_text(content, column, f"{where}: a message")
+        said.append((role in _ANSWER_ROLES, text))
+    sides = itertools.groupby(said, key=lambda message: message[0])
+    joined = [(answers, "\n".join(text for _, text in side)) for answers, side in sides]
+    if len(joined) < 2 or joined[0][0]:
+        raise AttnlmError(f"{where} has no question with an answer behind it", "leave it out")
+    texts = [text for _, text in joined]
+    turns = zip(texts[::2], texts[1::2], strict=False)  # without a last question
+    return tuple(_checked_turn(question, answer, where) for question, answer in turns)

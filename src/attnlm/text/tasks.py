@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from attnlm.base.errors import UsageError
 from attnlm.text.corpus_tales import uniform_words
-from attnlm.text.example_files import Example, Turn
+from attnlm.text.record_files import Example, Turn
 
 ANSWER_END = "\n"
 _MODULUS = 97
@@ -21,47 +21,30 @@ _BRACKETS = ("()", "[]", "{}")
 
 Below = Callable[[int], int]
 """Returns a random integer from 0 to n − 1, given n."""
+Draw = Callable[[Below, int], tuple[str, str]]
+"""Returns a random question of a size, and its answer."""
 
 
 class Task(NamedTuple):
-    """A kind of question: `draw(below, size)` returns a random question and its answer.
+    """A kind of question.
 
     A question ends with the text that separates it from its answer. `setting` is the name of the
     size, "" for a task without a size, which is between 1 and `largest`.
     """
 
-    draw: Callable[[Below, int], tuple[str, str]]
+    draw: Draw
     setting: str = "length"
     size: int = 8
     largest: int = 64
     question_end: str = "="
 
 
-class TaskExamples(NamedTuple):
-    """The examples of a task: training and validation examples, and longer ones."""
+def _of_letters(answer: Callable[[str], str]) -> Draw:
+    def draw(below: Below, length: int) -> tuple[str, str]:
+        letters = "".join(ascii_lowercase[below(26)] for _ in range(length))
+        return letters, answer(letters)
 
-    train: list[Example]
-    val: list[Example]
-    longer: list[Example]
-
-
-def _random_letters(below: Below, length: int) -> str:
-    return "".join(ascii_lowercase[below(26)] for _ in range(length))
-
-
-def _draw_copy(below: Below, length: int) -> tuple[str, str]:
-    letters = _random_letters(below, length)
-    return letters, letters
-
-
-def _draw_reverse(below: Below, length: int) -> tuple[str, str]:
-    letters = _random_letters(below, length)
-    return letters, letters[::-1]
-
-
-def _draw_sort(below: Below, length: int) -> tuple[str, str]:
-    letters = _random_letters(below, length)
-    return letters, "".join(sorted(letters))
+    return draw
 
 
 def _draw_addition(below: Below, digits: int) -> tuple[str, str]:
@@ -113,9 +96,9 @@ def _shuffle(below: Below, items: Sequence[str]) -> list[str]:
 
 
 TASKS = {
-    "copy": Task(_draw_copy),
-    "reverse": Task(_draw_reverse),
-    "sort": Task(_draw_sort),
+    "copy": Task(_of_letters(str)),
+    "reverse": Task(_of_letters(lambda letters: letters[::-1])),
+    "sort": Task(_of_letters(lambda letters: "".join(sorted(letters)))),
     "addition": Task(_draw_addition, "digits", 3, 9),
     "modular-addition": Task(_draw_modular_addition, "", 0),
     "parity": Task(_draw_parity, size=10),
@@ -124,9 +107,12 @@ TASKS = {
 }
 
 
-def generate_examples(name: str, *, examples: int, size: int | None) -> tuple[TaskExamples, int]:
-    """Return the examples of a task, and their size: the same on every machine.
+def generate_examples(
+    name: str, *, examples: int, size: int | None
+) -> tuple[list[Example], list[Example], list[Example]]:
+    """Return examples of a task for training and for validation, and longer ones.
 
+    They are the same on every machine.
     There are `examples` training examples, and a tenth as many for validation, but at most 1,000.
     All questions differ. If the task has fewer questions, all are used, a tenth of them for
     validation. Longer examples have half a size more, or one digit more; a task without a size, or
@@ -150,7 +136,7 @@ def generate_examples(name: str, *, examples: int, size: int | None) -> tuple[Ta
     longer_examples = []
     if task.setting and longer_size <= task.largest:
         longer_examples = _draw_examples(name, longer_size, _LONGER)
-    return TaskExamples(drawn[held_out:], drawn[:held_out], longer_examples), size
+    return drawn[held_out:], drawn[:held_out], longer_examples
 
 
 def _draw_examples(name: str, size: int, most: int) -> list[Example]:

@@ -9,8 +9,9 @@ import io
 import shutil
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias, cast
 
@@ -28,10 +29,14 @@ END = "\udcff"
 """The end of a document: the byte 0xFF, which UTF-8 never has, as "surrogateescape" decodes it to a
 str. No text has this character, half a surrogate pair."""
 
-
 # A text without an end, such as a pipe, must not fill the disk: bytes, and a part of the disk. Only
 # texts of more than _SMALL bytes are checked.
 _LEAST_FREE, _LEAST_PART, _SMALL = 10**9, 0.05, 2**26
+
+OpenStream: TypeAlias = Callable[[], AbstractContextManager[BinaryIO]]
+"""Opens a stream, which can be read once."""
+Rows: TypeAlias = Iterator[tuple[str, list[Any]]]
+"""The values of each record in some columns, after the name of its place."""
 
 
 def check_size(size: int, most: int | None, folder: Path, shown: str) -> None:
@@ -48,26 +53,111 @@ def check_size(size: int, most: int | None, folder: Path, shown: str) -> None:
 
 
 class NotTextError(AttnlmError):
-    """Error for a file that is not text in the given encoding. `place` names the byte, if known."""
+    """Error for a file that is not text in the given encoding, or damaged.
 
-    def __init__(self, shown: str, reason: str, hint: str, place: str = "") -> None:
-        super().__init__(f"{shown} {reason}{f' at {place}' if place else ''}", hint)
+    `place` says where or why, if known.
+    """
+
+    def __init__(self, message: str, hint: str, place: str = "") -> None:
+        super().__init__(message, hint)
         self.place = place
 
 
-def bare_stem(path: Path) -> str:
-    """Return a file's name without its suffixes: "cats" for cats.jsonl.gz."""
-    return Path(path.stem).stem if path.suffix.lower() in COMPRESSED else path.stem
+def bare_name(path: Path) -> Path:
+    """Return a file's name without the suffix of its compression: cats.jsonl for cats.jsonl.gz."""
+    return Path(path.stem if path.suffix.lower() in COMPRESSED else path.name)
 
 
 def record_suffix(path: Path) -> str:
     """Return one of RECORDS for the name of such a file, compressed or not; else ""."""
-    bare = Path(path.stem) if path.suffix.lower() in COMPRESSED else path
-    suffix = bare.suffix.lower()
+    suffix = bare_name(path).suffix.lower()
     return suffix if suffix in RECORDS else ""
 
 
-# --- Which files are texts ------------------------------------------------------------------------
+@dataclass(frozen=True)
+class TextFile:
+    """A file, a stream that is read once, or a data set of the Hub.
+
+    `shown` is its name in messages. `format` is one of RECORDS for records, "" for a text; records
+    ignore `encoding`. `stream` opens a pipe in place of `path`, whose suffix still says how it is
+    compressed. A file that is `optional`, as it was found in a folder, is left out if it is no
+    text. `rows` yields the records of a data set of the Hub.
+    """
+
+    path: Path
+    shown: str
+    encoding: str = "utf-8"
+    format: str = ""
+    stream: OpenStream | None = None
+    optional: bool = False
+    rows: Callable[[Sequence[str]], Rows] | None = None
+
+    @property
+    def is_records(self) -> bool:
+        """Return True if the file holds records, each with columns."""
+        return self.rows is not None or bool(self.format)
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[BinaryIO]:
+        """Open the file, decompressed if its name ends with .gz or .zst.
+
+        Raises NotTextError if it can't be decompressed, perhaps only during reading.
+        """
+        raw: Any
+        damage_errors: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile)
+        with open_given(self.path) if self.stream is None else self.stream() as file:
+            match self.path.suffix.lower():
+                case ".gz":
+                    raw = gzip.GzipFile(fileobj=file)
+                case ".zst":
+                    zstd = import_optional(ZSTD, f"reading {self.shown}")
+                    raw = zstd.ZstdFile(file)
+                    damage_errors = (EOFError, zstd.ZstdError)
+                case _:
+                    yield file
+                    return
+            try:
+                with contextlib.closing(raw):
+                    yield cast(BinaryIO, io.BufferedReader(raw, BLOCK))
+            except damage_errors as error:
+                reason = "it ends too early" if isinstance(error, EOFError) else str(error)
+                raise NotTextError(
+                    f"cannot decompress {self.shown}: {reason or 'it is not valid'}",
+                    "copy or download it again; `gzip -t` and `zstd -t` check such files",
+                    reason,
+                ) from None
+
+    def blocks(self) -> Iterator[str]:
+        """Yield the text in blocks, without a byte order mark.
+
+        Raises NotTextError, with the byte offset, for bytes that are no text in the encoding.
+        """
+        decoder = codecs.getincrementaldecoder(self.encoding)()
+        read = 0
+        is_first = True
+        with self.open() as file:
+            while True:
+                chunk = file.read(BLOCK)
+                read += len(chunk)
+                try:
+                    text = decoder.decode(chunk, final=not chunk)
+                    text.encode()  # some encodings have codes for half a surrogate pair
+                except UnicodeError as error:
+                    place = "" if isinstance(error, UnicodeEncodeError) else "byte 0"
+                    if isinstance(error, UnicodeDecodeError):
+                        # The decoder's bytes end where `chunk` ends, and may start before it.
+                        place = f"byte {read - len(error.object) + error.start}"
+                    raise NotTextError(
+                        f"{self.shown} is not valid {self.encoding}{place and f' at {place}'}",
+                        "convert it, or name its `encoding`, such as utf-16, cp1252 or shift_jis",
+                        place,
+                    ) from error
+                if text and is_first:
+                    text = text.removeprefix("\ufeff")
+                    is_first = False
+                yield text
+                if not chunk:
+                    return
 
 
 def files_in(path: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
@@ -78,54 +168,10 @@ def files_in(path: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]
     """
     if not path.is_dir():
         yield path
-        return
-    real = path.resolve()
-    if real not in above:
+    elif (real := path.resolve()) not in above:
         for inner in sorted(path.iterdir(), key=lambda inner: inner.name):
             if not inner.name.startswith("."):
                 yield from files_in(inner, above | {real})
-
-
-# --- Bytes ----------------------------------------------------------------------------------------
-
-
-OpenStream: TypeAlias = Callable[[], AbstractContextManager[BinaryIO]]
-"""Opens a stream, which can be read once."""
-
-
-@contextlib.contextmanager
-def open_decompressed(
-    path: Path, shown: str, stream: OpenStream | None = None
-) -> Iterator[BinaryIO]:
-    """Open a file, or `stream` in its place, decompressed if its name ends with .gz or .zst.
-
-    Raises AttnlmError if the content can't be decompressed, perhaps only during reading.
-    """
-    raw: Any
-    damage_errors: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile)
-    with open_given(path) if stream is None else stream() as file:
-        match path.suffix.lower():
-            case ".gz":
-                raw = gzip.GzipFile(fileobj=file)
-            case ".zst":
-                zstd = import_optional(ZSTD, f"reading {shown}")
-                raw = zstd.ZstdFile(file)
-                damage_errors = (EOFError, zstd.ZstdError)
-            case _:
-                yield file
-                return
-        try:
-            with contextlib.closing(raw):
-                yield cast(BinaryIO, io.BufferedReader(raw, BLOCK))
-        except damage_errors as error:
-            reason = "it ends too early" if isinstance(error, EOFError) else str(error)
-            raise AttnlmError(
-                f"cannot decompress {shown}: {reason or 'it is not valid'}",
-                "copy or download it again; `gzip -t` and `zstd -t` check such files",
-            ) from None
-
-
-# --- Characters -----------------------------------------------------------------------------------
 
 
 def text_encoding(name: str) -> str:
@@ -139,37 +185,3 @@ def text_encoding(name: str) -> str:
             f"unknown text encoding: {name!r}",
             "use one that Python knows, such as utf-8, utf-16, latin-1 or shift_jis",
         ) from None
-
-
-def text_blocks(file: BinaryIO, encoding: str, shown: str, errors: str = "strict") -> Iterator[str]:
-    """Yield the text of an open file in blocks, without a byte order mark.
-
-    Raises NotTextError, with the byte offset, for bytes that are no text in the encoding.
-    """
-    decoder = codecs.getincrementaldecoder(encoding)(errors)
-    read = 0
-    is_first = errors == "strict"  # only a user's file may begin with a mark
-    while True:
-        chunk = file.read(BLOCK)
-        read += len(chunk)
-        try:
-            text = decoder.decode(chunk, final=not chunk)
-            if errors == "strict":
-                text.encode()  # some encodings have codes for half a surrogate pair
-        except UnicodeError as error:
-            place = "" if isinstance(error, UnicodeEncodeError) else "byte 0"
-            if isinstance(error, UnicodeDecodeError):
-                # The decoder's bytes end where `chunk` ends, and may start before it.
-                place = f"byte {read - len(error.object) + error.start}"
-            raise NotTextError(
-                shown,
-                f"is not valid {encoding}",
-                "convert it, or name its `encoding`, such as utf-16, cp1252 or shift_jis",
-                place,
-            ) from error
-        if text and is_first:
-            text = text.removeprefix("\ufeff")
-            is_first = False
-        yield text
-        if not chunk:
-            return

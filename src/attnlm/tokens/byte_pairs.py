@@ -11,9 +11,15 @@ from pathlib import Path
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import file_hash
-from attnlm.text.download import PinnedFile, fetch_cached
-from attnlm.tokens import byte_characters
+from attnlm.text.download import fetch_cached
 from attnlm.tokens.tokenizer import BYTES, BpeTokenizer, safe_blocks
+
+# The notation of GPT-2 and `tokenizers` for bytes: each byte is one visible character.
+_VISIBLE = [byte for byte in range(256) if chr(byte).isprintable() and chr(byte) != " "]
+_OTHERS = [byte for byte in range(256) if byte not in _VISIBLE]
+BYTE_OF = {chr(byte): byte for byte in _VISIBLE} | {chr(256 + i): b for i, b in enumerate(_OTHERS)}
+"""The byte of each character, in the order of GPT-2's ids."""
+_CHARACTER_OF = {byte: character for character, byte in BYTE_OF.items()}
 
 _BLOBS = "https://openaipublic.blob.core.windows.net/"
 
@@ -44,6 +50,16 @@ _PUBLISHED = {
 _TRAINING_PIECE = 2**10
 
 
+def visible(token: bytes) -> str:
+    """Return the bytes of a token as visible characters."""
+    return "".join(_CHARACTER_OF[byte] for byte in token)
+
+
+def token_bytes(shown: str) -> bytes:
+    """Return the bytes of a token that `visible` shows. Raises KeyError for other characters."""
+    return bytes(BYTE_OF[character] for character in shown)
+
+
 def train_vocabulary(
     name: str,
     size: int,
@@ -68,7 +84,7 @@ def train_vocabulary(
     id_of: dict[str, int] = trained.get_vocab()
     # Two merges of the trainer may make the same bytes. Both have the id of the first merge, since
     # ranks have one id for each token.
-    merged = map(byte_characters.to_bytes, sorted(id_of, key=id_of.__getitem__)[256:])
+    merged = map(token_bytes, sorted(id_of, key=id_of.__getitem__)[256:])
     ranks = [*BYTES, *merged]
     if len(ranks) < size:
         on_event(Note(f"the text is too short for {size:,} ids; {len(ranks):,} were made"))
@@ -86,9 +102,10 @@ def load_published(
     url, sha256, end_of_text, vocab_size = _PUBLISHED[name]
     path = Path(os.environ.get("TIKTOKEN_CACHE_DIR", ""), hashlib.sha1(url.encode()).hexdigest())
     if not path.is_file() or file_hash(path) != sha256:
-        file = PinnedFile(url, url.rpartition("/")[2], sha256)
         try:
-            path = fetch_cached(file, spool, offline, on_event)
+            path = fetch_cached(
+                url, url.rpartition("/")[2], sha256, spool, offline=offline, on_event=on_event
+            )
         except AttnlmError as error:
             raise AttnlmError(
                 error.message,
@@ -97,8 +114,8 @@ def load_published(
             ) from error
     lines = path.read_text(encoding="utf-8").splitlines()
     if name == "gpt2":  # a line with the version, then a merge in each line
-        merges = [byte_characters.to_bytes(merge.replace(" ", "")) for merge in lines[1:]]
-        ranks = [*(bytes([byte]) for byte in byte_characters.BYTE_OF.values()), *merges]
+        merges = [token_bytes(merge.replace(" ", "")) for merge in lines[1:]]
+        ranks = [*(bytes([byte]) for byte in BYTE_OF.values()), *merges]
     else:  # in each line a token in base64, and its rank
         ranks = [base64.b64decode(line.split()[0]) for line in lines]
     return BpeTokenizer(name, ranks, vocab_size=vocab_size, end_of_text=end_of_text)

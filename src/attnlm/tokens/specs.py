@@ -12,16 +12,6 @@ IMPORTED = ("llama3", "qwen2", "smollm")
 SPECS = "char, byte, bpe:N (N from 257 to 65536), gpt2, cl100k_base or o200k_base"
 
 
-def canonical_spec(text: str) -> str:
-    """Return the spec that matches a text such as "GPT-2", or the text itself if none matches."""
-    bare = re.sub("[-_ ]", "", text.lower())
-    for name in ("char", "byte", *PUBLISHED):
-        if bare == name.replace("_", ""):
-            return name
-    pairs = re.fullmatch(r"bpe[-_: ]?([0-9]+)", text.strip().lower())
-    return f"bpe:{pairs[1]}" if pairs else text
-
-
 def bpe_size(spec: str) -> int | None:
     """Return N of "bpe:N", or None for other specs. Raises UsageError if `spec` is not a spec."""
     if spec in ("char", "byte", *PUBLISHED):

@@ -8,16 +8,15 @@ import itertools
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.files import read_sealed
 from attnlm.base.formatting import listed
-from attnlm.base.json_records import limited, read_record
 from attnlm.text.text_files import BLOCK, END
 from attnlm.tokens.specs import IMPORTED, bpe_size, pattern_of
 
@@ -32,6 +31,9 @@ _NO_BYTE = 255  # in `_id_of_ascii`: the character has no id, or an id above 254
 # text; and between a line end that follows text and the text of the next line, except a slash (in
 # o200k_base, a slash belongs to the line end before it).
 _CUT = re.compile(r"(?s).+(?:(?<=\S)(?= )|(?<=\S\n)(?=[^\s/]))")
+
+
+Ids: TypeAlias = NDArray[np.unsignedinteger[Any]]
 
 
 class UnknownCharactersError(AttnlmError):
@@ -62,8 +64,8 @@ class Tokenizer(abc.ABC):
         self.vocab_size = len(tokens)
         self.tokens = tokens
         self.special = special
-        self.end_of_text = end_of_text
-        self.end_text = next((t for t, i in special.items() if i == end_of_text), "")
+        self.end_of_text = special.get(END_OF_TEXT) if end_of_text is None else end_of_text
+        self.end_text = next((t for t, i in special.items() if i == self.end_of_text), "")
         self.newline = tokens.index(b"\n") if b"\n" in tokens else None
         self._special = re.compile(f"({'|'.join(map(re.escape, special)) or '(?!)'})")
 
@@ -82,7 +84,7 @@ class Tokenizer(abc.ABC):
         ids: list[int] = self.encode_array(text).tolist()
         return ids
 
-    def encode_array(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
+    def encode_array(self, text: str) -> Ids:
         """Return the same ids of `text` as `encode`, but in a NumPy array."""
         blocks = (text[i : i + BLOCK] for i in range(0, len(text), BLOCK))
         ids = map(self.encode_piece, safe_blocks(blocks))
@@ -117,47 +119,48 @@ class Tokenizer(abc.ABC):
 
     def to_json(self) -> dict[str, Any]:
         """Return all data of the tokenizer as JSON values. Equal tokenizers return equal values."""
-        return {"format": _FORMAT, "name": self.name}
+        end = {} if self.end_of_text is None else {"end_of_text": self.end_of_text}
+        return {"format": _FORMAT, "name": self.name, **end}
 
-    @abc.abstractmethod
-    def encode_piece(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
+    def encode_piece(self, text: str) -> Ids:
         """Return the ids of a text of at most `BLOCK` characters, as uint8, uint16 or uint32."""
+        if not self.special:
+            return self.encode_ordinary(text)
+        parts = self._special.split(text)  # odd parts are special
+        parts_ids = [
+            np.array([self.special[part]], np.uint32) if i % 2 else self.encode_ordinary(part)
+            for i, part in enumerate(parts)
+        ]
+        return np.concatenate(parts_ids) if parts[1:] else parts_ids[0]
+
+    def encode_documents(self, block: str) -> Ids:
+        """Return the ids of a block, with the end-of-text id at the ends of its documents.
+
+        A special text in the block itself, such as "<|endoftext|>", is encoded as ordinary text.
+        """
+        end = np.array([self.end_of_text], np.uint32)
+        parts = [ids for text in block.split(END) for ids in (self.encode_ordinary(text), end)]
+        return np.concatenate(parts[:-1])
 
     @abc.abstractmethod
-    def encode_ordinary(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
+    def encode_ordinary(self, text: str) -> Ids:
         """Return the ids of `text`; special texts, such as "<|endoftext|>", are ordinary text."""
 
-    def has_special(self, text: str) -> bool:
-        """Return True if `text` contains a special text. A Llama 3 vocabulary has hundreds."""
-        return bool(self.special) and self._special.search(text) is not None
+
+def _with_end(units: Sequence[bytes], has_end: bool) -> tuple[list[bytes], dict[str, int]]:
+    """Return the tokens of these units and, if `has_end`, the last one, which ends a text."""
+    special = {END_OF_TEXT: len(units)} if has_end else {}
+    return [*units, *map(str.encode, special)], special
 
 
-class _UnitTokenizer(Tokenizer):
-    """A tokenizer of characters or bytes. If `has_end` is set, "<|endoftext|>" has the last id."""
+class CharTokenizer(Tokenizer):
+    """A tokenizer with one id for each of `characters`, in their order.
 
-    def __init__(self, name: str, units: Sequence[bytes], has_end: bool) -> None:
-        special = {END_OF_TEXT: len(units)} if has_end else {}
-        super().__init__(
-            name, [*units, *map(str.encode, special)], special, special.get(END_OF_TEXT)
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        end = {} if self.end_of_text is None else {"end_of_text": self.end_of_text}
-        return {**super().to_json(), **end}
-
-    def encode_piece(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
-        if not self.has_special(text):
-            return self.encode_ordinary(text)
-        end = np.array([self.end_of_text], np.min_scalar_type(self.vocab_size))
-        parts = [self.encode_ordinary(part) for part in text.split(self.end_text)]
-        return np.concatenate([parts[0], *(ids for part in parts[1:] for ids in (end, part))])
-
-
-class CharTokenizer(_UnitTokenizer):
-    """A tokenizer with one id for each of `characters`, in their order."""
+    If `has_end` is set, "<|endoftext|>" has the last id.
+    """
 
     def __init__(self, characters: str, *, has_end: bool = False) -> None:
-        super().__init__("char", [character.encode() for character in characters], has_end)
+        super().__init__("char", *_with_end([c.encode() for c in characters], has_end))
         self.characters = characters
         dtype = np.dtype(np.uint16 if self.vocab_size < 2**16 else np.uint32)
         self._id_of: NDArray[Any] = np.full(0x110000, self.vocab_size, dtype)
@@ -168,13 +171,13 @@ class CharTokenizer(_UnitTokenizer):
     def to_json(self) -> dict[str, Any]:
         return {**super().to_json(), "characters": self.characters}
 
-    def encode_ordinary(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
+    def encode_ordinary(self, text: str) -> Ids:
         if text.isascii():
             # Long parts of many texts are ASCII, for which a table of bytes is fastest.
             in_bytes = text.encode().translate(self._id_of_ascii)
             if _NO_BYTE not in in_bytes:
                 return np.frombuffer(in_bytes, np.uint8)
-        ids: NDArray[np.unsignedinteger[Any]] = self._id_of.take(code_points(text))
+        ids: Ids = self._id_of.take(code_points(text))
         if ids.max() == self.vocab_size:
             unknown = (text[i] for i in np.flatnonzero(ids == self.vocab_size))
             missing = list(map(repr, dict.fromkeys(unknown)))
@@ -187,13 +190,16 @@ class CharTokenizer(_UnitTokenizer):
         return ids
 
 
-class ByteTokenizer(_UnitTokenizer):
-    """A tokenizer with one id for each of the 256 bytes. It encodes any text, in UTF-8."""
+class ByteTokenizer(Tokenizer):
+    """A tokenizer with one id for each of the 256 bytes. It encodes any text, in UTF-8.
+
+    If `has_end` is set, "<|endoftext|>" has the last id.
+    """
 
     def __init__(self, *, has_end: bool = False) -> None:
-        super().__init__("byte", BYTES, has_end)
+        super().__init__("byte", *_with_end(BYTES, has_end))
 
-    def encode_ordinary(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
+    def encode_ordinary(self, text: str) -> Ids:
         return np.frombuffer(encode_unicode(text, "utf-8"), np.uint8)
 
 
@@ -206,7 +212,7 @@ class IdsTokenizer(Tokenizer):
     def to_json(self) -> dict[str, Any]:
         return {**super().to_json(), "vocab_size": self.vocab_size}
 
-    def encode_piece(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
+    def encode_piece(self, text: str) -> Ids:
         words = text.split()
         for word in words:
             if not re.fullmatch("[0-9]{1,9}", word) or int(word) >= self.vocab_size:
@@ -244,6 +250,8 @@ class BpeTokenizer(Tokenizer):
         if end_of_text is not None and end_of_text not in special.values():
             special[END_OF_TEXT] = end_of_text
         vocab_size = len(ranks) if vocab_size is None else vocab_size
+        if vocab_size > _MAX_VOCABULARY:
+            raise ValueError(f"its vocab_size is larger than {_MAX_VOCABULARY:,}")
         tokens = [*ranks, *[b""] * (vocab_size - len(ranks))]
         rank_of = {token: rank for rank, token in enumerate(ranks) if token}
         # tiktoken panics at a byte without a rank, and `except Exception` does not catch a panic.
@@ -255,8 +263,12 @@ class BpeTokenizer(Tokenizer):
             tokens[token] = text.encode()
         if len(tokens) > vocab_size:
             raise ValueError("its ids are not below its vocab_size")
-        if not are_unambiguous(special) or beginning not in (None, *special.values()):
+        texts = sorted(special)
+        is_ambiguous = any(b.startswith(a) for a, b in itertools.pairwise(texts))
+        if is_ambiguous or not all(re.fullmatch(r"\S+", text) for text in texts):
             raise ValueError("its special texts are ambiguous")
+        if beginning not in (None, *special.values()):
+            raise ValueError("its beginning is no special text")
         super().__init__(name, tokens, special, end_of_text)
         self.pattern = pattern_of(name)
         self.ranks = ranks
@@ -268,7 +280,8 @@ class BpeTokenizer(Tokenizer):
     def to_json(self) -> dict[str, Any]:
         optional_fields = {"special": self.special, "beginning": self.beginning, "nfc": self.nfc}
         return {
-            **super().to_json(),
+            "format": _FORMAT,
+            "name": self.name,
             "pattern": self.pattern,
             "vocab_size": self.vocab_size,
             "end_of_text": self.end_of_text,
@@ -276,19 +289,14 @@ class BpeTokenizer(Tokenizer):
             **(optional_fields if self.special.keys() - {END_OF_TEXT} or self.nfc else {}),
         }
 
-    def encode_piece(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
-        if self.nfc and not text.isascii():
-            parts = self._special.split(text)  # odd parts are special and stay unchanged
-            text = "".join(part if i % 2 else _to_nfc(part) for i, part in enumerate(parts))
-        return self._encode_text(text, set(self.special))
-
-    def encode_ordinary(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
-        return self._encode_text(_to_nfc(text) if self.nfc else text, set())
-
-    def _encode_text(self, text: str, special: set[str]) -> NDArray[np.unsignedinteger[Any]]:
+    def encode_ordinary(self, text: str) -> Ids:
         import tiktoken
 
         encode_unicode(text, "utf-8")  # for its error: tiktoken replaces what is not Unicode
+        if self.nfc:
+            from tokenizers.normalizers import NFC  # models were trained with its Unicode tables
+
+            text = NFC().normalize_str(text)
         if not hasattr(self._of_thread, "encoding"):
             # Threads that share an encoding wait for each other at each word: two are then slower
             # than one.
@@ -296,27 +304,10 @@ class BpeTokenizer(Tokenizer):
                 self.name,
                 pat_str=self.pattern,
                 mergeable_ranks=self._rank_of,
-                special_tokens=dict(self.special),
+                special_tokens={},
             )
-        ids: NDArray[np.unsignedinteger[Any]] = self._of_thread.encoding.encode_to_numpy(
-            text, allowed_special=special, disallowed_special=()
-        )
+        ids: Ids = self._of_thread.encoding.encode_to_numpy(text, disallowed_special=())
         return ids
-
-
-def are_unambiguous(special: Iterable[str]) -> bool:
-    """Return True if no special text has whitespace or is the beginning of another."""
-    texts = sorted(special)
-    return all(re.fullmatch(r"\S+", text) for text in texts) and not any(
-        later.startswith(text) for text, later in itertools.pairwise(texts)
-    )
-
-
-def _to_nfc(text: str) -> str:
-    from tokenizers.normalizers import NFC  # models were trained with its Unicode tables
-
-    encode_unicode(text, "utf-8")  # for its error
-    return str(NFC().normalize_str(text))
 
 
 def safe_blocks(blocks: Iterable[str], limit: int = BLOCK) -> Iterator[str]:
@@ -355,46 +346,26 @@ def encode_unicode(text: str, codec: str) -> bytes:
         ) from None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Description:
-    """The content of a tokenizer's file. The field `characters` is for the name "char", the
-    fields after it are for byte pairs; ids have a `vocab_size`, too."""
-
-    name: str
-    end_of_text: int | None = None
-    characters: str = ""
-    pattern: str = ""
-    vocab_size: int = limited(default=256, at_least=1, at_most=_MAX_VOCABULARY)
-    ranks: str = ""
-    special: Mapping[str, Any] = field(default_factory=dict)
-    beginning: int | None = None
-    nfc: bool = False
-
-
 def load_tokenizer(path: Path) -> Tokenizer:
     """Return the tokenizer whose `to_json` was written to `path`. Raises AttnlmError."""
-    stored = read_record(_Description, path, format=_FORMAT, hint=_COPY_AGAIN, sealed=True)
+    stored = read_sealed(path)
     try:
-        if stored.name == "ids":
-            return IdsTokenizer(stored.vocab_size)
-        if stored.name not in IMPORTED:
-            bpe_size(stored.name)
-        has_end = stored.end_of_text is not None
-        if stored.name == "char":
-            return CharTokenizer(stored.characters, has_end=has_end)
-        if stored.name == "byte":
-            return ByteTokenizer(has_end=has_end)
+        if stored.pop("format") != _FORMAT:
+            raise ValueError("another version of attnlm wrote it")
+        name, end = stored.pop("name"), stored.pop("end_of_text", None)
+        match name:
+            case "ids":
+                return IdsTokenizer(**stored)
+            case "char":
+                return CharTokenizer(**stored, has_end=end is not None)
+            case "byte":
+                return ByteTokenizer(**stored, has_end=end is not None)
+        if name not in IMPORTED:
+            bpe_size(name)
         # An unknown pattern may run forever, or stop the process.
-        if stored.pattern != pattern_of(stored.name):
-            raise ValueError(f"its pattern is not that of {stored.name}")
-        return BpeTokenizer(
-            stored.name,
-            [base64.b64decode(token, validate=True) for token in stored.ranks.split(" ")],
-            vocab_size=stored.vocab_size,
-            end_of_text=stored.end_of_text,
-            special=stored.special,
-            beginning=stored.beginning,
-            nfc=stored.nfc,
-        )
-    except (AttnlmError, TypeError, ValueError) as error:
+        if stored.pop("pattern") != pattern_of(name):
+            raise ValueError(f"its pattern is not that of {name}")
+        ranks = [base64.b64decode(token, validate=True) for token in stored.pop("ranks").split(" ")]
+        return BpeTokenizer(name, ranks, end_of_text=end, **stored)
+    except (AttnlmError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise AttnlmError(f"{path} is damaged: {error}", _COPY_AGAIN) from None

@@ -3,35 +3,43 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from torch import Tensor
 
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent
-from attnlm.compute.processes import ALONE, Processes
+from attnlm.base.files import suggest_remedy
+from attnlm.base.folders import resume_command
+from attnlm.base.signals import Interrupted
+from attnlm.compute.device import Device
+from attnlm.compute.processes import ALONE, LostProcessError, Processes
 from attnlm.data.dataset import Dataset
+from attnlm.model.language_model import LanguageModel
+from attnlm.runs.checkpoint import save_checkpoint
+from attnlm.runs.journal import EvaluationRecord, Snapshot
+from attnlm.runs.records import CheckpointFacts
 from attnlm.runs.run import Run
-from attnlm.training.budget_clock import BudgetClock
-from attnlm.training.events import Finished, Started
+from attnlm.training.events import Evaluated, Finished, Started, Stepped
 from attnlm.training.memory import estimate_memory
 from attnlm.training.random_state import keeping_random_state
 from attnlm.training.recorded import check_recorded
-from attnlm.training.reporter import Reporter, Stopwatch
-from attnlm.training.run_schedule import RunSchedule
-from attnlm.training.run_writer import (
-    RunWriter,
-    TakeSnapshot,
-    record_settings,
-    saved_in_words,
-    tune_eval_tokens,
-)
-from attnlm.training.state import TrainingState
+from attnlm.training.schedule import Schedule, affordable_tokens_of_budget
+from attnlm.training.state import TrainingState, save_state
 from attnlm.training.step import StepNotFiniteError, Stepper
+from attnlm.training.validation import Evaluation, Split, right_answers, validation_loss
 
 OnStep = Callable[[int, Tensor], object]
 """Receives the number of steps made and the last step's loss, a tensor () on the device."""
+TakeSnapshot = Callable[[int, LanguageModel, Device], tuple[Snapshot, list[str]]]
+"""Returns a snapshot of the model at a step, and the tokens of its attention maps."""
+
+_MOST_ANSWERS = 500
+"""The most examples whose answers are computed at each evaluation."""
+_FEWEST_ANSWERS = 20
 
 
 def fit(
@@ -40,69 +48,245 @@ def fit(
     state: TrainingState,
     on_event: OnEvent,
     take_snapshot: TakeSnapshot,
-    clock: BudgetClock | None = None,
+    ends: float | None = None,
     processes: Processes = ALONE,
     on_step: OnStep | None = None,
 ) -> Run:
     """Train from `state` to the run's last step; report events from Started to Finished.
 
-    The `clock` of rank 0 ends a run with a budget; the returned run says how many steps were made.
-    `take_snapshot` is called at each evaluation and at early steps, `on_step` after each step. A
-    signal to one process stops all processes. Rank 0 writes the files. Raises AttnlmError if own
-    code computes something else than the run records, numbers are no longer finite, a file can't be
-    written, or another process has ended or does not answer. After a signal, saves the run if a
-    step was made, then raises Interrupted.
+    A run with a budget ends when rank 0's `time.perf_counter` reaches `ends`; the returned run says
+    how many steps were made. `take_snapshot` is called at each evaluation and at early steps,
+    `on_step` after each step. A signal to one process stops all processes. Rank 0 writes the files.
+    Raises AttnlmError if own code computes something else than the run records, numbers are no
+    longer finite, a file can't be written, or another process has ended or does not answer. After a
+    signal, saves the run if a step was made, then raises Interrupted.
     """
     with keeping_random_state(state.device, run.config):
         if processes.is_main:
             check_recorded(run.config, state.model, state.device)
-        stepper = Stepper(state, run.config, dataset, processes, clock)
-        with stepper.stop.listening(), _explaining_not_finite_errors(run, state):
-            watch = Stopwatch(state, run.config.tokens_per_step)
-            run = tune_eval_tokens(run, dataset, stepper)
-            training = run.config.training
-            run_schedule = RunSchedule(run.config, state, dataset.val_tokens, clock, processes)
-            writer = RunWriter(run, dataset, stepper, run_schedule, watch, take_snapshot)
-            reporter = Reporter(training, stepper, run_schedule, watch, on_event)
+        schedule = Schedule(run.config, state, dataset.val_tokens, ends, processes)
+        stepper = Stepper(state, run.config, dataset, processes, schedule)
 
+        def tell(event: object) -> None:
+            with schedule.paused():
+                on_event(event)
+
+        with stepper.stop.listening(), _explaining_not_finite_errors(run, state):
+            run = _with_eval_tokens(run, dataset, stepper)
+            schedule.config = run.config
             memory = estimate_memory(run.config, run.vocab_size, state.device.name)
-            reporter.tell(Started(run, state.device, state.step, memory.total))
-            if stepper.kept_whole_because:
-                words = "each batch is computed whole, in one thread"
-                reporter.tell(Note(f"{stepper.kept_whole_because}: {words}"))
-            watch.restart()
+            tell(Started(run, state.device, state.step, memory.total))
+            if stepper.note:
+                tell(Note(stepper.note))
             state.model.train()
-            with writer.saving_when_stopped():
+            schedule.restart()
+            try:
                 while True:
                     stepper.stop.check()
-                    if run_schedule.should_evaluate:
-                        reporter.tell(writer.add_evaluation())
-                        watch.restart()
+                    if schedule.should_evaluate:
+                        tell(_evaluate_and_save(run, dataset, stepper, schedule, take_snapshot))
+                        schedule.restart()
                         stepper.stop.check()
-                    elif run_schedule.should_snapshot:
-                        writer.add_snapshot()
-                        watch.restart()
-                    writer.keep_weights()
-                    if run_schedule.should_stop:
+                    elif schedule.should_snapshot:
+                        _add_snapshot(run, stepper, take_snapshot)
+                        schedule.restart()
+                    _keep_weights(run, stepper)
+                    if schedule.should_stop:
                         break
-                    began = time.perf_counter()
                     loss = stepper.step()
-                    run_schedule.stepped(time.perf_counter() - began)
                     fitting = stepper.training.micro_batch_size
                     if fitting != run.config.training.micro_batch_size:
-                        run = record_settings(run, stepper, micro_batch_size=fitting)
-                        writer.run = run
-                        words = f"memory ran out: `micro_batch_size` {fitting} is used from now on"
-                        reporter.tell(Note(words))
-                    reporter.stepped(loss)
+                        run = _record(run, stepper, micro_batch_size=fitting)
+                        words = f"`micro_batch_size` {fitting} is used from now on"
+                        tell(Note(f"memory ran out: {words}"))
+                    if processes.is_main and time.perf_counter() >= schedule.report_due:
+                        tell(_progress(stepper, schedule, loss))
                     if on_step is not None:
-                        with watch.paused():
+                        with schedule.paused():
                             on_step(state.step, loss)
-            if training.budget is not None and run_schedule.is_over:
-                warmup = min(training.warmup, state.step // 4)
-                run = record_settings(run, stepper, steps=state.step, warmup=warmup)
-            reporter.tell(Finished(run, state.step, run_schedule.is_out_of_patience))
+            except (Interrupted, LostProcessError) as error:
+                _save_when_stopped(run, stepper, schedule.seconds(), error)
+                raise
+            if schedule.is_over:
+                run = _with_steps(run, stepper)
+            tell(Finished(run, state.step, schedule.is_out_of_patience))
     return run
+
+
+def _with_steps(run: Run, stepper: Stepper) -> Run:
+    """Record how many steps a run with a budget has made."""
+    training, made = run.config.training, stepper.state.step
+    if training.budget is None:
+        return run
+    return _record(run, stepper, steps=made, warmup=min(training.warmup, made // 4))
+
+
+def _progress(stepper: Stepper, schedule: Schedule, loss: Tensor) -> Stepped:
+    """Return the report of the newest step. Raises StepNotFiniteError."""
+    began = time.perf_counter()
+    stepper.check_loss()
+    norm = stepper.state.optimizer.norm()
+    report = Stepped(
+        step=stepper.state.step,
+        loss=loss.item(),
+        tokens_per_second=schedule.tokens_per_second(),
+        seconds_left=schedule.seconds_left(),
+        gradient_norm=None if norm is None else norm.item(),
+        learning_rate=schedule.learning_rate,
+        steps=round(schedule.steps),
+    )
+    schedule.reported(began)
+    return report
+
+
+# --- Evaluations ----------------------------------------------------------------------------------
+
+
+def _evaluate_and_save(
+    run: Run, dataset: Dataset, stepper: Stepper, schedule: Schedule, take_snapshot: TakeSnapshot
+) -> Evaluated:
+    """Evaluate the model, then write the metrics, the snapshot and the checkpoints."""
+    state, training = stepper.state, run.config.training
+    began = time.perf_counter()
+    loss_sum = stepper.read_loss_sum()  # waits for a GPU, before the clock is read
+    speed = round(schedule.tokens_per_second())
+    if stepper.has_stepped and stepper.processes.is_main:
+        schedule.evaluations += 1
+        # What a late step changes is found within twice the steps, and at the end.
+        if schedule.evaluations.bit_count() == 1 or schedule.is_over:
+            check_recorded(run.config, state.model, state.device)
+            began = time.perf_counter()  # this check comes rarely
+    validation_began = time.perf_counter()
+    evaluation = _evaluate(stepper, dataset, training.eval_tokens)
+    validation_seconds = time.perf_counter() - validation_began
+    if not math.isfinite(evaluation.loss):
+        raise StepNotFiniteError(state.step, state.step)
+    taken = None
+    if stepper.processes.is_main:
+        taken = take_snapshot(state.step, state.model, state.device)
+    new_steps = state.step - max(0, state.evaluated_step)
+    train_loss = loss_sum / new_steps if stepper.has_counted else None
+    accuracy = evaluation.accuracy if training.best_by == "accuracy" else None
+    improved = state.record_evaluation(evaluation.loss, accuracy)
+    stepper.reset_loss_sum()
+    record = EvaluationRecord(
+        step=state.step,
+        tokens=state.step * run.config.tokens_per_step,
+        seconds=round(schedule.seconds(), 3),
+        train_loss=train_loss,
+        val_loss=evaluation.loss,
+        evaluated_tokens=evaluation.tokens,
+        accuracy=evaluation.accuracy,
+        bits_per_byte=evaluation.bits_per_byte,
+        learning_rate=schedule.learning_rate,
+        tokens_per_second=speed,
+    )
+    if taken is not None:
+        with _explaining_write_errors(run, state):
+            run.append_evaluations(record)
+            run.append_snapshot(*taken)
+            save_state(run, state, evaluation.loss if improved else None)
+    schedule.evaluated(time.perf_counter() - began, validation_seconds)
+    return Evaluated(
+        **vars(record),
+        improved=improved,
+        snapshot=taken and taken[0],
+        is_last=schedule.should_stop,
+    )
+
+
+def _evaluate(stepper: Stepper, dataset: Dataset, most: int | None) -> Evaluation:
+    """Return the loss of the model over the validation split or `most` of its tokens."""
+    state, examples = stepper.state, dataset.val_examples
+    split = Split.of(dataset, stepper.training)
+    evaluation = validation_loss(state.model, split, stepper.training, most, stepper)
+    if examples is None:
+        return evaluation
+    answers = _MOST_ANSWERS
+    if most is not None:  # all would take too long
+        answers = min(answers, max(_FEWEST_ANSWERS, most * len(examples) // len(dataset.val)))
+    # All processes compute the same answers: by their accuracy, each decides alike what is best.
+    is_right = right_answers(state.model, dataset.val, examples, state.device, most=answers)
+    return replace(evaluation, accuracy=float(is_right.mean()))
+
+
+def _with_eval_tokens(run: Run, dataset: Dataset, stepper: Stepper) -> Run:
+    """Choose, by the speed of an evaluation, how many tokens a run with a budget evaluates."""
+    training = run.config.training
+    if training.budget is None or training.eval_tokens is not None:
+        return run
+    in_budget = 0.0
+    for _ in range(2):  # the first evaluation is slower than others
+        fewest = affordable_tokens_of_budget(run.config, 0.0, dataset.val_tokens)
+        began = time.perf_counter()
+        evaluation = _evaluate(stepper, dataset, fewest)
+        in_budget = training.budget * evaluation.tokens / (time.perf_counter() - began)
+    tokens = affordable_tokens_of_budget(run.config, in_budget, dataset.val_tokens)
+    return _record(run, stepper, eval_tokens=stepper.processes.broadcast_object(tokens))
+
+
+# --- Files ----------------------------------------------------------------------------------------
+
+
+def _record(run: Run, stepper: Stepper, **settings: int | None) -> Run:
+    """Return the run with settings that were chosen during the training; rank 0 saves them."""
+    run = replace(run, config=run.config.with_training(**settings))
+    if stepper.processes.is_main:
+        with _explaining_write_errors(run, stepper.state):
+            run.save_config()
+    return run
+
+
+def _keep_weights(run: Run, stepper: Stepper) -> None:
+    """Keep the weights of this step, if `keep_every` says so."""
+    keep_every, step = run.config.training.keep_every, stepper.state.step
+    if keep_every is not None and step % keep_every == 0 and stepper.processes.is_main:
+        with _explaining_write_errors(run, stepper.state):
+            facts = CheckpointFacts(step=step).content()
+            save_checkpoint(run.kept(step), stepper.state.optimizer.weights(), facts)
+
+
+def _add_snapshot(run: Run, stepper: Stepper, take_snapshot: TakeSnapshot) -> None:
+    """Add a snapshot to the run, without an evaluation."""
+    state = stepper.state
+    if stepper.processes.is_main:
+        snapshot_and_passage = take_snapshot(state.step, state.model, state.device)
+        with _explaining_write_errors(run, state):
+            run.append_snapshot(*snapshot_and_passage)
+
+
+def _save_when_stopped(run: Run, stepper: Stepper, seconds: float, error: BaseException) -> None:
+    """Save the last complete step, if any, of a run of `seconds` that a signal has stopped.
+
+    Raises Interrupted if another process was lost since it got the signal first.
+    """
+    state, processes = stepper.state, stepper.processes
+    if isinstance(error, LostProcessError):
+        # torchrun signals the others when a process has failed, which may be noticed later.
+        if stepper.stop.signum is not None:
+            raise Interrupted(stepper.stop.signum) from None
+    elif stepper.has_stepped and processes.is_main:
+        state.loss_sum = stepper.read_loss_sum()
+        with _explaining_write_errors(run, state):
+            save_state(run, state)
+            replace(run, stopped_after=round(seconds, 3)).save_config()
+    elif stepper.has_stepped:
+        # torchrun stops all processes when the first one ends: wait for rank 0.
+        with contextlib.suppress(LostProcessError):
+            processes.broadcast_object(None)
+
+
+@contextlib.contextmanager
+def _explaining_write_errors(run: Run, state: TrainingState) -> Iterator[None]:
+    """Convert an OSError from writing the run to AttnlmError, which says what is saved."""
+    try:
+        yield
+    except OSError as error:
+        again = "train it again" if state.saved_step is None else resume_command(run.path)
+        raise AttnlmError(
+            f"cannot write {error.filename or run.path}: {error.strerror or error}",
+            f"{suggest_remedy(error)}, then: {again}; {_saved_in_words(run, state)}",
+        ) from error
 
 
 @contextlib.contextmanager
@@ -115,4 +299,11 @@ def _explaining_not_finite_errors(run: Run, state: TrainingState) -> Iterator[No
         hint = f"lower `learning_rate` {training.learning_rate:g}"
         if training.gradient_clip is None:
             hint += " or add `gradient_clip` 1"
-        raise AttnlmError(f"the {error}", f"{hint}; {saved_in_words(run, state)}") from error
+        raise AttnlmError(f"the {error}", f"{hint}; {_saved_in_words(run, state)}") from error
+
+
+def _saved_in_words(run: Run, state: TrainingState) -> str:
+    """Return a clause that says which step of the run is saved."""
+    if state.saved_step is None:
+        return "the run has no checkpoint yet"
+    return f"{run.last} has step {state.saved_step}"

@@ -18,7 +18,8 @@ from attnlm.config.settings import Config
 from attnlm.config.training import TrainingConfig
 from attnlm.model.inspection import parameter_count
 from attnlm.model.loss import LOGITS_AT_ONCE
-from attnlm.training.batch_split import split_batch, windows_at_once
+from attnlm.training.step import split_batch
+from attnlm.training.validation import windows_at_once
 
 FACTOR = 2.0
 """On a CPU, the estimate and the measured peak differ by less than this factor."""

@@ -16,7 +16,6 @@ queries, keys and values side by side, 3·H·D. R is the number of rows of the t
 from __future__ import annotations
 
 import functools
-import math
 import operator
 from collections.abc import Callable
 from ctypes import CDLL
@@ -31,13 +30,9 @@ from attnlm.model.language_model import LanguageModel, Transformer
 from attnlm.model.native_block import data_pointer
 from attnlm.model.spec import ModelSpec, is_ours
 
-# Unused numbers at the end of arrays that C reads in whole vectors, and of each row of the logits:
-# rows at distances of a power of two would map to the same few sets of a cache.
+# Unused numbers at the end of each row of the logits: rows at distances of a power of two would map
+# to the same few sets of a cache.
 _PADDING = 16
-
-# The C code keeps a query's sums in vectors of at most 64 numbers, and all maps of a window in
-# memory.
-_WIDEST_HEAD, _LONGEST = 64, 256
 
 _QKV = ("query.weight", "key.weight", "value.weight")
 _QKV_BIASES = ("query.bias", "key.bias", "value.bias")
@@ -54,8 +49,7 @@ def is_one_layer(spec: ModelSpec, vocab_size: int, tokens: int) -> bool:
     is_rung = spec.attention == "softmax" and spec.positions == "learned" and spec.layers == 1
     others = spec.norm, spec.mlp, spec.residual, spec.query_key_norm, spec.tie_embeddings
     is_rung = is_rung and others == ("none", "none", False, False, False) and not spec.dropout
-    fits = spec.head_dim <= _WIDEST_HEAD and spec.block_size <= _LONGEST
-    return is_rung and fits and spec.head_bias and spec.num_kv_heads == spec.heads
+    return is_rung and spec.head_bias and spec.num_kv_heads == spec.heads
 
 
 def one_layer_form(model: LanguageModel, batch_size: int, device: Device) -> OneLayer | None:
@@ -100,16 +94,16 @@ class OneLayer:
         self._d_tables_RN = torch.empty(rows, 3 * width)
         self._positions_TN = self._tables_RN[vocab_size:]
         self._d_tokens_VN, self._d_positions_TN = self._d_tables_RN.split((vocab_size, length))
-        self._packed_BTN = _padded(batch_size, length, 3 * width)
-        self._d_packed_BTN = torch.empty(batch_size, length, 3 * width)
+        self._packed_BTN = torch.empty(batch_size, length, 3 * width)
+        self._d_packed_BTN = torch.empty_like(self._packed_BTN)
         self._packed_MN = self._packed_BTN.flatten(0, 1)
         self._d_packed_MN = self._d_packed_BTN.flatten(0, 1)
-        self._mixed_MC = _padded(tokens, width)
-        self._d_mixed_MC = _padded(tokens, width)
+        self._mixed_MC = torch.empty(tokens, width)
+        self._d_mixed_MC = torch.empty_like(self._mixed_MC)
         self._projected_MC = self._mixed_MC  # unless there is a projection
         self._logits_VM = torch.empty(vocab_size, tokens + _PADDING)[:, :tokens]
-        self._kept = torch.empty(batch_size * a.heads * native.one_layer_kept(length))
-        self._scratch = torch.empty(native.one_layer_scratch(length, a.head_dim))
+        self._log_sums = torch.empty(batch_size * a.heads * length)
+        self._scratch = torch.empty(native.attention_scratch(length, a.head_dim))
 
     @torch.no_grad()
     def __call__(self, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
@@ -163,15 +157,14 @@ class OneLayer:
     def _attend(self, d_mixed_MC: Tensor | None, d_packed_MN: Tensor | None) -> None:
         """Compute the outputs of the heads or, from their gradient, the gradient of q, k and v."""
         a = self._model.architecture
-        self._native.one_layer_attend(
+        self._native.attend_packed(
             self._batch_size,
             a.block_size,
             a.heads,
             a.head_dim,
-            a.head_dim**-0.5,
             data_pointer(self._packed_MN),
             data_pointer(self._mixed_MC),
-            data_pointer(self._kept),
+            data_pointer(self._log_sums),
             data_pointer(d_mixed_MC),
             data_pointer(d_packed_MN),
             data_pointer(self._scratch),
@@ -208,12 +201,6 @@ class OneLayer:
             d[name].addmm_(d_table_RN.T, self._embeddings_RC)
         d["token_embedding.weight"].addmm_(self._d_tokens_VN, self._qkv_NC)
         d["position_embedding.weight"].addmm_(self._d_positions_TN, self._qkv_NC)
-
-
-def _padded(*shape: int) -> Tensor:
-    """Return an uninitialised tensor, with room for a vector of C behind it."""
-    size = math.prod(shape)
-    return torch.empty(size + _PADDING)[:size].view(shape)
 
 
 def _tensors_by_name(

@@ -58,7 +58,8 @@ class TrainingState(CheckpointFacts):
 
 def initial_state(config: Config, vocab_size: int, device: Device) -> TrainingState:
     """Return the state before the first step; the weights are drawn from the seed."""
-    training = config.training.complete()
+    training = config.training
+    assert training.seed is not None
     with keeping_random_state(device, config):
         seed_generators(training.seed, config)
         model = config.spec.build(vocab_size).to(device.torch)

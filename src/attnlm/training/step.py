@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -17,28 +17,53 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.signals import StopSignal
 from attnlm.compute.device import keep_freed_memory
 from attnlm.compute.processes import ALONE, Processes
-from attnlm.compute.threads import compute_all, new_pool
+from attnlm.compute.threads import computing, new_pool
 from attnlm.config.settings import Config
-from attnlm.data.batches import Batches
+from attnlm.config.training import TrainingConfig
+from attnlm.data.batches import Batches, window_seeds
 from attnlm.data.dataset import Dataset
 from attnlm.data.examples import limit_per_window
-from attnlm.training.batch_split import split_batch
-from attnlm.training.budget_clock import BudgetClock, expected_steps
-from attnlm.training.forms import choose_form
+from attnlm.training.forms import Form, choose_form
 from attnlm.training.own_code_trial import TRIED_WINDOWS, Trial, try_own_code
-from attnlm.training.random_state import StepDraws
+from attnlm.training.random_state import seed_generators
+from attnlm.training.schedule import Schedule, expected_steps, learning_rate
 from attnlm.training.state import TrainingState
 
+MOST_REPLICAS = 8
+"""The most replicas of a model in a process. One thread sums the gradients of all replicas."""
 
-def _counted_share(targets: NDArray[np.int64]) -> float:
-    """Return the fraction of the targets that are not ignored."""
-    return float(np.count_nonzero(targets >= 0)) / targets.size
+
+class BatchSplit(NamedTuple):
+    """The division of a process's rows of a batch."""
+
+    micro_batches: int
+    """the number of micro-batches, which are computed one after another"""
+    replicas: int
+    """the number of replicas, each in a thread, that divide a micro-batch"""
+    windows: int
+    """the number of windows that a replica computes at once"""
+
+
+def split_batch(training: TrainingConfig, threads: int) -> BatchSplit:
+    """Divide a batch into as few micro-batches as `micro_batch_size` allows, and among replicas.
+
+    If there are fewer replicas than threads, PyTorch uses several threads for each replica.
+    """
+    rows = training.batch_size // training.processes
+    most = training.micro_batch_size or rows
+    micro_batches = next(n for n in range(-(-rows // most), rows + 1) if rows % n == 0)
+    at_once = rows // micro_batches
+    possible = range(min(threads, at_once, MOST_REPLICAS), 0, -1)
+    replicas = next(n for n in possible if threads % n == 0 and at_once % n == 0)
+    if training.compile == "torch":
+        replicas = 1
+    return BatchSplit(micro_batches, replicas, at_once // replicas)
 
 
 def new_batches(config: Config, dataset: Dataset, rows: slice) -> Batches:
-    """Return these rows of the training batches of a run."""
-    training = config.training.complete()
-    block_size = config.spec.block_size
+    """Return these rows of the training batches of a run that has chosen its seed."""
+    training, block_size = config.training, config.spec.block_size
+    assert training.seed is not None
     return Batches(
         dataset.train,
         block_size=block_size,
@@ -60,26 +85,12 @@ class StepNotFiniteError(Exception):
         super().__init__(f"loss, gradient or weights are no longer finite numbers ({when})")
 
 
-class StepSums(NamedTuple):
-    """The numbers of a step of all processes."""
-
-    loss: Tensor
-    """the mean loss of all targets, (), where an ignored target has a loss of 0"""
-    counted: float
-    """the fraction of the targets that are not ignored"""
-    progress: float
-    """the progress of the run after the step, by the clock of rank 0"""
-    is_finite: bool
-    """False if the loss is NaN or infinite, and known to be so"""
-    is_stopping: bool
-    """True if a process has received a signal to stop"""
-
-
 class Stepper:
     """The training steps of a run.
 
     A batch is divided among processes, and each micro-batch of a process among replicas. Each
-    replica computes the loss of some windows in its own thread; the gradients are averaged.
+    replica computes the loss of some windows in its own thread; the gradients are averaged. The
+    `schedule` says how much of a budget is used; without it, a run follows its steps.
     """
 
     def __init__(
@@ -88,60 +99,64 @@ class Stepper:
         config: Config,
         dataset: Dataset,
         processes: Processes = ALONE,
-        clock: BudgetClock | None = None,
+        schedule: Schedule | None = None,
     ) -> None:
-        training = config.training.complete()
-        threads = 1
+        training = config.training
+        self._threads = 1
         if state.device.name == "cpu":
-            threads = training.threads
+            self._threads = training.threads or 1
             keep_freed_memory()
         self.state = state
         self.training = training
         self.processes = processes
-        self.clock = clock
         self.stop = StopSignal(alone=processes.count == 1)
         self.has_stepped = False
         """True once this object has made a step, which a signal must not lose."""
         self.has_counted = state.loss_sum != 0
         """True if a step since the newest evaluation had a target that is not ignored"""
         self._config = config
-        self._all_threads = threads
+        self._schedule = schedule
         rows = training.batch_size // training.processes
-        self._rows = slice(processes.rank * rows, (processes.rank + 1) * rows)
-        self.batches = new_batches(config, dataset, self._rows)
+        self._first_row = processes.rank * rows
+        self.batches = new_batches(config, dataset, slice(self._first_row, self._first_row + rows))
+        self._seed = self.batches.seed
         trial = Trial(may_replicate=True)
         if config.codes:
             first = new_batches(config, dataset, TRIED_WINDOWS)(0)
             trial = try_own_code(config, state.model, state.device, *first)
         self._why_whole = trial.why_whole
-        self._most_replicas = threads if trial.may_replicate and not self._why_whole else 1
-        is_divided = split_batch(training, threads).windows < training.batch_size
-        self.kept_whole_because = self._why_whole if is_divided else ""
+        self._most_replicas = self._threads if trial.may_replicate and not self._why_whole else 1
+        self.note = ""
         """why own code needs the batch whole, if it would be divided otherwise"""
+        if self._why_whole and split_batch(training, self._threads).windows < training.batch_size:
+            self.note = f"{self._why_whole}: each batch is computed whole, in one thread"
         self._divide_batch()
-        self._ignores_targets = dataset.train_examples is not None
         self._loss_sum = torch.full((), state.loss_sum, device=state.device.torch)
         self._finite_step = state.step
 
     def _divide_batch(self) -> None:
         """Divide the batch among micro-batches and replicas, and make the replicas."""
-        training = self.training
+        training, config, device = self.training, self._config, self.state.device
         if self._why_whole:
-            training = dataclasses.replace(training, micro_batch_size=None)
+            training = replace(training, micro_batch_size=None)
         self._split = split_batch(training, self._most_replicas)
-        self._threads = self._all_threads // self._split.replicas
-        self._pool = new_pool(self._split.replicas, self._threads)
-        optimizer = self.state.optimizer
-        others = [optimizer.replica(self.state.model) for _ in range(1, self._split.replicas)]
-        windows = self._split.windows
-        self._replicas = []
+        self._torch_threads = self._threads // self._split.replicas
+        self._pool = new_pool(self._split.replicas, self._torch_threads)
+        optimizer, model = self.state.optimizer, self.state.model
+        others = [optimizer.replica(model) for _ in range(1, self._split.replicas)]
         self._other_gradients = [gradient for _, gradient in others]
-        for model in (self.state.model, *(copied for copied, _ in others)):
-            draws = StepDraws(self._config, self.state.device, windows)
-            form = choose_form(model, self._config, self.state.device, windows, draws.generators)
-            self._replicas.append((form, draws))
-        per_process = self._split.micro_batches * self._split.replicas
-        self._gradient_count = self.processes.count * per_process
+        # Own code, a GPU and compiled code draw from PyTorch's own generator, and dropout on a CPU
+        # from one for each window.
+        has_dropout = bool(config.spec.settings().get("dropout"))
+        is_torch_drawing = device.name != "cpu" or training.compile == "torch"
+        self._seeds_torch = bool(config.codes) or (has_dropout and is_torch_drawing)
+        windows = self._split.windows
+        drawing = windows if has_dropout and not is_torch_drawing else 0
+        self._replicas: list[tuple[Form, list[torch.Generator]]] = []
+        for replica in (model, *(copied for copied, _ in others)):
+            generators = [torch.Generator() for _ in range(drawing)]
+            form = choose_form(replica, config, device, windows, generators)
+            self._replicas.append((form, generators))
 
     def step(self) -> Tensor:
         """Make the next step and return its loss, a tensor () on the device.
@@ -150,23 +165,22 @@ class Stepper:
         and `training` says so. Raises AttnlmError if one window does not fit, StepNotFiniteError,
         and LostProcessError if a process has ended.
         """
-        state = self.state
-        gradient = state.optimizer.gradient
+        state, gradient = self.state, self.state.optimizer.gradient
         inputs, targets = self.batches(state.step)
         losses: list[Tensor] = []
         while not losses:
             gradient.zero_()
-            if torch.get_num_threads() != self._threads:
-                torch.set_num_threads(self._threads)
-            windows = self._split.windows
+            if torch.get_num_threads() != self._torch_threads:
+                torch.set_num_threads(self._torch_threads)
+            _, replicas, windows = self._split
             try:
-                for first in range(0, len(inputs), windows * self._split.replicas):
-                    begins = range(first, len(inputs), windows)
+                for first in range(0, len(inputs), windows * replicas):
                     jobs = [
-                        self._job(replica, begin, inputs, targets)
-                        for replica, begin in enumerate(begins[: self._split.replicas])
+                        self._job(replica, first + replica * windows, inputs, targets)
+                        for replica in range(replicas)
                     ]
-                    losses += compute_all(jobs, self._pool)
+                    with computing(jobs[1:], self._pool) as others:
+                        losses += [jobs[0](), *others()]
             except torch.OutOfMemoryError:
                 if self.has_stepped:
                     raise
@@ -180,28 +194,25 @@ class Stepper:
         for other in self._other_gradients:
             gradient.add_(other)
             other.zero_()
-        counted = _counted_share(targets) if self._ignores_targets else 1.0
-        sums = self._sum_over_processes(torch.stack(losses).mean(), counted)
-        self._check(sums.is_finite, state.step + 1)
-        if sums.is_stopping:
-            self.stop.agree_to_stop()
-        loss = self._add_loss(self._update(sums), sums.counted > 0)
-        state.step += 1
-        state.progress = sums.progress
-        self.has_stepped = True
-        self.stop.defer()  # from now on, there is something to save
-        return loss
+        loss = torch.stack(losses).mean()
+        return self._update(loss, np.count_nonzero(targets >= 0) / targets.size)
 
     def _job(
         self, replica: int, begin: int, inputs: NDArray[np.int64], targets: NDArray[np.int64]
     ) -> Callable[[], Tensor]:
         """Return the computation of a replica: the mean loss, (), of its windows from row `begin`
         of this process's inputs and targets on, and their gradient."""
-        form, draws = self._replicas[replica]
-        rows = slice(begin, begin + self._split.windows)
+        form, generators = self._replicas[replica]
+        windows = self._split.windows
+        rows = slice(begin, begin + windows)
         if not (targets[rows] >= 0).any():  # a mean of none would be 0 / 0
             return lambda: torch.zeros((), device=self.state.device.torch)
-        draws.seed(self.state.step, self._rows.start + begin)
+        if self._seeds_torch or generators:
+            seeds = window_seeds(self._seed, self.state.step, self._first_row + begin, windows)
+            if self._seeds_torch:
+                seed_generators(seeds[0], self._config)
+            for generator, seed in zip(generators, seeds, strict=False):
+                generator.manual_seed(seed)
         batch = self._on_device(inputs[rows]), self._on_device(targets[rows])
         return functools.partial(form, *batch)
 
@@ -216,38 +227,57 @@ class Stepper:
     def _halve_micro_batch(self) -> None:
         """Compute half as many windows at once. Raises AttnlmError if there is only one."""
         windows = self._split.windows * self._split.replicas
-        if self._why_whole and windows > 1:
-            raise AttnlmError(
-                f"the batch does not fit into the memory of the GPU, and {self._why_whole}",
-                f"lower `batch_size` {windows}",
-            )
         if windows == 1:
             raise AttnlmError(
                 f"one window of `block_size` {self._config.spec.block_size} does not fit into the "
                 "memory of the GPU",
                 "lower `block_size`, or use a smaller model",
             )
+        if self._why_whole:
+            raise AttnlmError(
+                f"the batch does not fit into the memory of the GPU, and {self._why_whole}",
+                f"lower `batch_size` {windows}",
+            )
         if self.state.device.name == "cuda":
             torch.cuda.empty_cache()
-        self.training = dataclasses.replace(self.training, micro_batch_size=windows // 2)
+        self.training = replace(self.training, micro_batch_size=windows // 2)
         self._divide_batch()
 
-    def _update(self, sums: StepSums) -> Tensor:
-        """Update the weights by the summed gradients; return the loss per counted target, ()."""
-        # Ignored targets have counted with a loss of 0: divide by the fraction of the others.
-        # Without any, the gradient is 0 anyway.
-        counted = sums.counted or 1.0
-        scale = 1 / (self._gradient_count * counted)
-        if scale != 1:
-            self.state.optimizer.gradient.mul_(scale)
-        made = self.state.step
-        self.state.optimizer.update(
-            made,
-            total_steps=expected_steps(self.training, made + 1, sums.progress),
-            pool=self._pool,
-            threads=self._split.replicas,
+    def _update(self, loss: Tensor, counted: float) -> Tensor:
+        """Update the weights by the gradients, summed over processes; return the step's loss, ().
+
+        `loss`, the mean of this process's targets, has a loss of 0 for those that are ignored;
+        `counted` is the fraction of the others.
+        """
+        state, count = self.state, self.processes.count
+        progress = (
+            state.progress if self._schedule is None else self._schedule.progress_after_step()
         )
-        return sums.loss if counted == 1 else sums.loss / counted
+        if count > 1:  # one all-reduce sums gradients and numbers
+            numbers = (loss, counted, progress * self.processes.is_main, self.stop.has_come)
+            sums = state.optimizer.all_reduce(self.processes, numbers)
+            # NCCL's wait has a timeout, so it has waited for the GPU: reading costs no more.
+            _, counted, progress, stopping = sums.tolist()
+            loss, counted = sums[0] / count, counted / count
+            if stopping:
+                self.stop.agree_to_stop()
+        # Reading the loss would wait for a single GPU: `check_loss` checks it at each report.
+        if count > 1 or state.device.name == "cpu":
+            self._check(math.isfinite(loss), state.step + 1)
+        loss = self._add_loss(loss / (counted or 1.0), counted > 0)
+        # The mean over counted targets. Without any, the gradient is 0 anyway.
+        gradients = self.training.batch_size // self._split.windows
+        scale = 1 / (gradients * (counted or 1.0))
+        if scale != 1:
+            state.optimizer.gradient.mul_(scale)
+        made = state.step + 1
+        rate = learning_rate(made, self.training, expected_steps(self.training, made, progress))
+        state.optimizer.update(state.step, rate, self._pool if self._other_gradients else None)
+        state.step = made
+        state.progress = progress
+        self.has_stepped = True
+        self.stop.defer()  # from now on, there is something to save
+        return loss
 
     def _add_loss(self, loss: Tensor, is_counted: bool) -> Tensor:
         """Add the loss of a step to the sum, and return it.
@@ -263,27 +293,6 @@ class Stepper:
             loss = self._loss_sum / before
             self._loss_sum += loss
         return loss
-
-    def _sum_over_processes(self, loss: Tensor, counted: float) -> StepSums:
-        """Sum the gradients of all processes, and combine the other numbers of the step.
-
-        One all-reduce sums both. Raises LostProcessError if a process has ended.
-        """
-        progress = self.state.progress if self.processes.is_main else 0.0
-        if self.processes.is_main and self.clock is not None:
-            by_steps = (self.state.step + 1) / self.training.max_steps  # 0 for a budget alone
-            progress = max(self.clock.advance(progress), by_steps)
-        count = self.processes.count
-        if count == 1:
-            # Reading the loss would wait for a GPU: `check_loss` checks it at each report.
-            is_finite = self.state.device.name != "cpu" or math.isfinite(loss)
-            return StepSums(loss, counted, progress, is_finite, is_stopping=False)
-        numbers = (loss, counted, progress, self.stop.has_come)
-        sums = self.state.optimizer.all_reduce(self.processes, numbers)
-        # NCCL's wait has a timeout, so it has already waited for the GPU: reading costs no more.
-        total, counted, progress, stopping = sums.tolist()
-        is_finite = math.isfinite(total)
-        return StepSums(sums[0] / count, counted / count, progress, is_finite, stopping > 0)
 
     def _check(self, is_finite: bool, step: int) -> None:
         """Raise StepNotFiniteError unless the numbers are still finite at this step."""

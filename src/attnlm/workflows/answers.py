@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from attnlm.base.errors import AttnlmError
+from attnlm.base.folders import CHECKPOINT_DIR
 from attnlm.data.dataset import Dataset, checked_file, evenly_spaced
-from attnlm.data.prepare_examples import LONGER
+from attnlm.data.examples import LONGER
 from attnlm.generation.question_format import QuestionFormat, answers, format_of
 from attnlm.generation.sampler import Sampler, load_sampler
 from attnlm.runs.run import Checkpoint, Run, open_run
@@ -43,7 +44,7 @@ def generate(
     tokens: int = 100,
     checkpoint: str = "auto",
     device: str = "auto",
-    checkpoint_dir: str | Path = "checkpoints",
+    checkpoint_dir: str | Path = CHECKPOINT_DIR,
 ) -> list[str]:
     """Return a run's answers to questions, decoded greedily and in batches.
 
@@ -67,7 +68,7 @@ def answer_pairs(
     *,
     checkpoint: str = "auto",
     device: str = "auto",
-    checkpoint_dir: str | Path = "checkpoints",
+    checkpoint_dir: str | Path = CHECKPOINT_DIR,
 ) -> list[Answered]:
     """Ask a run questions whose right answers are known.
 
@@ -116,7 +117,7 @@ def read_pairs(path: Path) -> list[Pair]:
             f"{path} is not a file of records",
             'use a .jsonl file of records such as {"prompt": "2+3", "answer": "5"}',
         )
-    columns = (record_texts(path, column, str(path)) for column in ("prompt", "answer"))
+    columns = (record_texts(path, column) for column in ("prompt", "answer"))
     return list(zip(*columns, strict=True))
 
 

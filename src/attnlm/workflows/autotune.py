@@ -23,19 +23,17 @@ from attnlm.base.events import Note, OnEvent
 from attnlm.compute.device import Device, choose_device, use_precision
 from attnlm.compute.native import native_library
 from attnlm.compute.threads import torch_settings_restored
-from attnlm.config.new_run import Request, SizeCandidates
-from attnlm.config.settings import Config, resolve
+from attnlm.config.settings import Config, Request, resolve
 from attnlm.data.batches import check_splits
 from attnlm.data.dataset import Dataset, id_dtype
 from attnlm.model.inspection import parameter_count
 from attnlm.model.own_arguments import with_defaults
-from attnlm.training.budget_clock import BudgetClock
 from attnlm.training.cuda_graph import FIRST_CALLS
-from attnlm.training.eval_budget import affordable_eval_tokens, step_cost
 from attnlm.training.forms import has_native_form, is_native_faster
 from attnlm.training.memory import affordable_micro_batch, check_memory
 from attnlm.training.own_code_trial import TRIED_WINDOWS, try_own_code
 from attnlm.training.random_state import keeping_random_state
+from attnlm.training.schedule import affordable_eval_tokens, budget_end, step_cost
 from attnlm.training.state import initial_state
 from attnlm.training.step import Stepper, new_batches
 
@@ -68,8 +66,8 @@ def complete_config(
 ) -> tuple[Config, Device]:
     """Return the complete configuration of a new run, and the device to train on."""
     config = request.config
-    if request.candidates is not None:
-        config = affordable_size(request.candidates, dataset, began, on_event)
+    if len(request.sizes) > 1:
+        config = affordable_size(request, dataset, began, on_event)
         config = replace(config, spec=with_defaults(config.spec))
     model = config.spec.name
     for key in config.dropped:
@@ -313,9 +311,7 @@ _TRIAL_SHARE = 0.03
 _MOST_GAINED = 2.0
 
 
-def affordable_size(
-    candidates: SizeCandidates, dataset: Dataset, began: float, on_event: OnEvent
-) -> Config:
+def affordable_size(request: Request, dataset: Dataset, began: float, on_event: OnEvent) -> Config:
     """Return the configuration of a recipe's largest size that sees enough tokens in the budget.
 
     The sizes are in ascending order. They are timed briefly, one after the other, up to the first
@@ -324,8 +320,9 @@ def affordable_size(
     size is too large for the data or the memory.
     """
     on_event(Note("measuring how large a model fits into the budget"))
-    sizes, settings, budget = candidates
-    ends = BudgetClock.of(budget, began).ends
+    first, settings, sizes = request
+    budget = first.training.budget or 0.0
+    ends = budget_end(budget, began)
     each = _TRIAL_SHARE * budget / len(sizes)
     most = _MOST_PASSES * dataset.train_tokens
     chosen = 0

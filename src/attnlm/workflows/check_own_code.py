@@ -15,8 +15,7 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.formatting import listed, quantity
 from attnlm.base.own_code import OwnCode, named_code, own_traceback
 from attnlm.compute.device import choose_device
-from attnlm.config.new_run import resolve_new, with_own_code
-from attnlm.config.settings import CHOSEN_BY_NAME, Config, resolve
+from attnlm.config.settings import CHOSEN_BY_NAME, Config, resolve, resolve_new, with_own_code
 from attnlm.model.inspection import draw_zeros, parameter_count
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.own_arguments import PREFIX, infer_kind

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.folders import flag, folder_names
+from attnlm.base.folders import CHECKPOINT_DIR, flag, folder_names
 from attnlm.base.setting_fields import quoted
 from attnlm.base.suggestions import suggestion
 from attnlm.data.dataset import read_meta
@@ -30,7 +30,7 @@ def compare(
     baseline: str | None = None,
     measure: str = "loss",
     target: float | None = None,
-    checkpoint_dir: str | Path = "checkpoints",
+    checkpoint_dir: str | Path = CHECKPOINT_DIR,
 ) -> Comparison:
     """Compare groups of runs, and say whether one is better than another, or whether it was chance.
 

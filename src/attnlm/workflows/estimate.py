@@ -13,11 +13,11 @@ import torch
 from attnlm.base.clock import budget_start
 from attnlm.base.errors import UsageError
 from attnlm.base.events import Note, OnEvent, ignore
+from attnlm.base.folders import CHECKPOINT_DIR, DATA_DIR
 from attnlm.base.setting_fields import quoted
 from attnlm.compute.device import Device
 from attnlm.compute.threads import cores, torch_settings_restored
-from attnlm.config.new_run import Request, resolve_new
-from attnlm.config.settings import Config
+from attnlm.config.settings import Config, Request, resolve_new
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.model.inspection import parameter_count
 from attnlm.runs.load_model import check_tokenizer
@@ -93,8 +93,8 @@ def estimate(
     resume: str | Path | Run | None = None,
     start_from: str | Path | Run | None = None,
     force: bool = False,
-    checkpoint_dir: str | Path = "checkpoints",
-    data_dir: str | Path = "data",
+    checkpoint_dir: str | Path = CHECKPOINT_DIR,
+    data_dir: str | Path = DATA_DIR,
     verify: bool = False,
     on_event: OnEvent | None = None,
     **settings: Any,
@@ -165,7 +165,7 @@ def _random_data(vocab_size: int, dataset: object, request: Request) -> Dataset:
             f"invalid value for `vocab_size`: {quoted(vocab_size)}",
             f"it must be between 1 and {_LARGEST_VOCABULARY:,}",
         )
-    if request.candidates is not None:
+    if len(request.sizes) > 1:
         raise UsageError(
             "this recipe chooses the size of the model for a text",
             "name a data set, or use another recipe",

@@ -13,10 +13,10 @@ import torch
 
 from attnlm.base.errors import AttnlmError, NotFiniteError
 from attnlm.base.events import Note, OnEvent
+from attnlm.base.folders import CHECKPOINT_DIR, DATA_DIR
 from attnlm.compute.device import Device, choose_device, use_precision
 from attnlm.compute.threads import torch_settings_restored
 from attnlm.data.dataset import Dataset, ids_at, open_dataset
-from attnlm.data.examples import limit_per_window
 from attnlm.generation.decoders import is_fastest_on_cpu
 from attnlm.generation.sampler import sampler_of
 from attnlm.generation.sampling_config import SamplingConfig
@@ -28,9 +28,9 @@ from attnlm.runs.load_model import check_tokenizer, load_model
 from attnlm.runs.run import Run, open_dataset_of, open_run
 from attnlm.see.head_scores import snapshot_scores
 from attnlm.see.shown_tokens import token_texts
-from attnlm.training.eval_budget import is_whole_affordable
 from attnlm.training.optimizer import flatten_parameters
-from attnlm.training.validation_loss import MOST_TOKENS, Evaluation, right_answers, validation_loss
+from attnlm.training.schedule import MOST_TOKENS, is_whole_affordable
+from attnlm.training.validation import Evaluation, Split, right_answers, validation_loss
 
 
 def evaluate(
@@ -39,8 +39,8 @@ def evaluate(
     checkpoint: str = "auto",
     data: str | Path | Dataset | None = None,
     device: str = "auto",
-    checkpoint_dir: str | Path = "checkpoints",
-    data_dir: str | Path = "data",
+    checkpoint_dir: str | Path = CHECKPOINT_DIR,
+    data_dir: str | Path = DATA_DIR,
     verify: bool = False,
 ) -> Evaluation:
     """Return the loss of a run's checkpoint on the validation split of a data set.
@@ -67,21 +67,11 @@ def evaluate(
     if chosen.name == training.device:
         chosen = choose_device(chosen.name, training.dtype)
     flatten_parameters(model, training)
-    only_answers = dataset.examples is not None and training.loss_on != "all"
     with torch_settings_restored():
         use_precision(chosen)
-        evaluation = validation_loss(
-            model,
-            dataset.val,
-            chosen,
-            bytes_per_token=(
-                dataset.bytes_per_answer_token if only_answers else dataset.bytes_per_token
-            ),
-            native=training.compile == "native",
-            threads=max(training.threads or 1, torch.get_num_threads()),  # training may leave 1
-            examples=limit_per_window(dataset.val_examples, training.examples_per_window),
-            only_answers=only_answers,
-        )
+        threads = max(training.threads or 1, torch.get_num_threads())  # training may leave 1
+        here = replace(training, device=chosen.name, dtype=chosen.dtype, threads=threads)
+        evaluation = validation_loss(model, Split.of(dataset, training), here)
         if not math.isfinite(evaluation.loss):
             raise NotFiniteError
         if dataset.val_examples is None:

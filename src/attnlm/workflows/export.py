@@ -12,6 +12,7 @@ from attnlm.base import files
 from attnlm.base.atomic_folders import workspace
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import OnEvent, ignore
+from attnlm.base.folders import CHECKPOINT_DIR, DATA_DIR
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.runs import hub
 from attnlm.runs.external_formats import Exported, check_format
@@ -32,8 +33,8 @@ def export(
     force: bool = False,
     public: bool = False,
     checkpoint: str = "auto",
-    checkpoint_dir: str | Path = "checkpoints",
-    data_dir: str | Path = "data",
+    checkpoint_dir: str | Path = CHECKPOINT_DIR,
+    data_dir: str | Path = DATA_DIR,
     on_event: OnEvent | None = None,
 ) -> Exported:
     """Write a run's checkpoint to `path`, in the format `to`.

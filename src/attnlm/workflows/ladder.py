@@ -18,7 +18,7 @@ from attnlm.base.atomic_folders import (
 )
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
-from attnlm.base.folders import check_name, command_for, find_folder
+from attnlm.base.folders import CHECKPOINT_DIR, DATA_DIR, check_name, command_for, find_folder
 from attnlm.base.own_code import own_traceback
 from attnlm.base.setting_fields import differing_names
 from attnlm.compute.device import choose_device
@@ -33,7 +33,7 @@ from attnlm.runs.records import DatasetFacts
 from attnlm.runs.run import Run, open_recorded
 from attnlm.see.comparison import Comparison, Group
 from attnlm.see.reproduce import ladder_command
-from attnlm.training.eval_budget import affordable_eval_tokens
+from attnlm.training.schedule import affordable_eval_tokens
 from attnlm.workflows.answers import generate, select_pairs
 from attnlm.workflows.autotune import check_fits, seconds_per_token
 from attnlm.workflows.check_own_code import check_causal, check_opened
@@ -66,8 +66,8 @@ def ladder(
     baseline: str | None = None,
     name: str | None = None,
     resume: str | Path | None = None,
-    checkpoint_dir: str | Path = "checkpoints",
-    data_dir: str | Path = "data",
+    checkpoint_dir: str | Path = CHECKPOINT_DIR,
+    data_dir: str | Path = DATA_DIR,
     on_event: OnEvent | None = None,
 ) -> Comparison:
     """Train several models on the same batches, and compare them.

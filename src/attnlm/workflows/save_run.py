@@ -11,11 +11,10 @@ import torch
 from torch import nn
 
 from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.folders import CHECKPOINT_DIR, DATA_DIR
 from attnlm.base.own_code import opened_again
 from attnlm.base.setting_fields import fields_of, type_of
-from attnlm.compute.device import choose_device
-from attnlm.config.new_run import resolve_new
-from attnlm.config.settings import Config
+from attnlm.config.settings import Config, resolve_new
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.model.inspection import are_close, check_finite, stored_buffers, uninitialised_model
 from attnlm.model.language_model import LanguageModel
@@ -27,7 +26,7 @@ from attnlm.runs.journal import EvaluationRecord
 from attnlm.runs.records import CheckpointFacts
 from attnlm.runs.run import Run, open_run
 from attnlm.training.recorded import recorded_config
-from attnlm.training.validation_loss import validation_loss
+from attnlm.training.validation import Split, validation_loss
 from attnlm.workflows.check_own_code import check_causal
 
 
@@ -40,8 +39,8 @@ def save_run(
     set: Mapping[str, Any] | None = None,
     block_size: int | None = None,
     metrics: Sequence[Mapping[str, Any]] = (),
-    checkpoint_dir: str | Path = "checkpoints",
-    data_dir: str | Path = "data",
+    checkpoint_dir: str | Path = CHECKPOINT_DIR,
+    data_dir: str | Path = DATA_DIR,
 ) -> Run:
     """Make a run of a trained model, which can then be evaluated, sampled and compared.
 
@@ -59,16 +58,13 @@ def save_run(
     opened = open_dataset(dataset, data_dir=data_dir)
     config = _config_of_model(model, code, set, block_size)
     rebuilt = _rebuilt_model(model, config, opened.vocab_size)
-    measured = validation_loss(
-        rebuilt, opened.val, choose_device("cpu"), bytes_per_token=opened.bytes_per_token
-    )
+    config = config.with_training(seed=0, device="cpu", dtype="float32")
+    measured = validation_loss(rebuilt, Split(opened.val, opened.bytes_per_token), config.training)
     last = dict(metrics[-1]) if metrics else {}
     step = int(last.get("step", 0))
     last |= {"step": step, "val_loss": measured.loss, "bits_per_byte": measured.bits_per_byte}
     records = [_evaluation_record(metric) for metric in (*metrics[:-1], last)]
-    config = config.with_training(
-        steps=max(1, step), eval_every=max(1, step), seed=0, device="cpu", dtype="float32"
-    )
+    config = config.with_training(steps=max(1, step), eval_every=max(1, step))
     run = create_run(
         config,
         opened,

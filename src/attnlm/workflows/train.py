@@ -15,15 +15,14 @@ from attnlm.base.atomic_folders import workspace
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import explaining_os_errors
-from attnlm.base.folders import check_name, resume_command
+from attnlm.base.folders import CHECKPOINT_DIR, DATA_DIR, check_name, resume_command
 from attnlm.base.formatting import duration
 from attnlm.base.own_code import allow_call, check_not_running, own_traceback
 from attnlm.base.setting_fields import Setting, describe_settings, differing_names
 from attnlm.compute.device import Device, choose_device, use_precision
 from attnlm.compute.processes import Processes, join_processes
 from attnlm.compute.threads import torch_settings_restored
-from attnlm.config.new_run import Request, resolve_new
-from attnlm.config.settings import RECORD_OF, Config, resolve
+from attnlm.config.settings import RECORD_OF, Config, Request, resolve, resolve_new
 from attnlm.config.training import TrainingConfig
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.model.inspection import parameter_count
@@ -33,9 +32,8 @@ from attnlm.runs.records import CheckpointFacts, ParentRecord, has_same_ids
 from attnlm.runs.run import Run, open_dataset_of, open_run, run_from_content
 from attnlm.see.curves import FEW_STEPS, CurveDrawer
 from attnlm.see.loggers import LogListener, check_tools
-from attnlm.training.budget_clock import BudgetClock
-from attnlm.training.eval_budget import affordable_sample_tokens
 from attnlm.training.loop import OnStep, fit
+from attnlm.training.schedule import affordable_sample_tokens, budget_end
 from attnlm.training.state import load_or_init_state
 from attnlm.workflows.autotune import (
     autotune,
@@ -61,8 +59,8 @@ def train(
     name: str | None = None,
     exist_ok: bool = False,
     force: bool = False,
-    checkpoint_dir: str | Path = "checkpoints",
-    data_dir: str | Path = "data",
+    checkpoint_dir: str | Path = CHECKPOINT_DIR,
+    data_dir: str | Path = DATA_DIR,
     verify: bool = False,
     log: str | Sequence[str] | None = None,
     on_event: OnEvent | None = None,
@@ -130,9 +128,9 @@ def train(
         run, (data, device), training = job.run, job.work, job.run.config.training
         use_precision(device)
         state = load_or_init_state(run, device, job.is_fresh, processes)
-        left = None
+        ends = None
         if training.budget is not None:
-            left = BudgetClock.of((1 - state.progress) * training.budget, call.began)
+            ends = budget_end((1 - state.progress) * training.budget, call.began)
         sample_tokens = affordable_sample_tokens(run.config, run.vocab_size)
         run = fit(
             run,
@@ -140,7 +138,7 @@ def train(
             state,
             on_event=call.on_event,
             take_snapshot=functools.partial(take_snapshot, data, sample_tokens),
-            clock=left,
+            ends=ends,
             processes=processes,
             on_step=on_step if processes.is_main else None,
         )
@@ -472,9 +470,9 @@ def check_same(
     configs, chosen = [request.config], {*ignored}
     if request.config.training.budget is not None:
         chosen.add("warmup")
-    if request.candidates is not None:
-        configs = [resolve(request.candidates.settings, size) for size in request.candidates.sizes]
-        chosen |= {"dropout", "steps"} - request.candidates.settings.keys()
+    if len(request.sizes) > 1:
+        configs = [resolve(request.settings, size) for size in request.sizes]
+        chosen |= {"dropout", "steps"} - request.settings.keys()
     wanted = [
         {k: v for k, v in config.settings().items() if v != "auto" and k not in chosen}
         for config in configs

@@ -11,8 +11,7 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent
 from attnlm.base.own_code import own_traceback
 from attnlm.base.setting_fields import Settings
-from attnlm.config.new_run import resolve_new
-from attnlm.config.settings import resolve
+from attnlm.config.settings import resolve, resolve_new
 from attnlm.data.dataset import Dataset
 from attnlm.model.own_parts import OwnOutputError
 from attnlm.runs.run import Run, open_run

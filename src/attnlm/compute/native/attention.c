@@ -4,7 +4,6 @@
    computes a key/value head with all of its query heads. */
 
 #include "simd.h"
-
 #include "arena.h"
 #include "thread_team.h"
 #include "attention.h"
@@ -132,22 +131,29 @@ static void unpack_rows(const float *from, float *to, int64_t stride, int64_t co
             to[i] = from[i] * scale;
 }
 
-/* Transpose the rows of a block to (D, BLOCK), padded with zeros. */
-static void transpose(float *columns, const float *rows, int64_t count, int64_t size)
+/* Transpose the rows of a block to (D, BLOCK), padded with zeros to whole vectors, by 4 × 4 numbers. */
+static void transpose(float *columns, float *rows, int64_t count, int64_t size)
 {
-    for (int64_t i = 0; i < size; i++)
-        for (int64_t t = 0; t < BLOCK; t++)
-            columns[i * BLOCK + t] = t < count ? rows[t * round_up(size) + i] : 0;
+    const int64_t width = round_up(size);
+    memset(rows + count * width, 0, (round_up(count) - count) * width * sizeof(float));
+    for (int64_t t = 0; t < round_up(count); t += 4, rows += 4 * width)
+        for (int64_t i = 0; i < width; i += 4) {
+            const vector4 a = *(vector4 *)(rows + i), b = *(vector4 *)(rows + width + i);
+            const vector4 c = *(vector4 *)(rows + 2 * width + i), d = *(vector4 *)(rows + 3 * width + i);
+            for (int l = 0; l < 4; l++)
+                *(vector4 *)(columns + (i + l) * BLOCK + t) = (vector4){a[l], b[l], c[l], d[l]};
+        }
 }
 
 /* Replace scores (keys, BLOCK) by exp(score − largest), where `largest` is the largest score of the
    query up to this block, and add them to `sums`. The caller multiplies outputs of earlier blocks by
    `factors`. */
-INLINE void exponentials(const int masked, int64_t keys, float *scores, vector *largest,
+INLINE void exponentials(const int masked, int64_t queries, int64_t keys, float *scores, vector *largest,
                          vector *sums, vector *factors)
 {
-    for (int64_t c = 0; c < BLOCK_VECTORS; c++) {
-        const float *end = scores + keys * BLOCK;
+    for (int64_t c = 0; c * LANES < queries; c++) {
+        /* All later keys come after these queries. */
+        const float *end = scores + (masked ? smaller(keys, (c + 1) * LANES) : keys) * BLOCK;
         vector new_largest = largest[c], sum = {0};
         int64_t s = 0;
         for (const float *entry = scores + c * LANES; entry < end; entry += BLOCK, s++) {
@@ -193,12 +199,12 @@ static void attend_group(const struct attention *task, int64_t window, int64_t k
             for (int64_t s = 0; s <= t; s += BLOCK) {
                 const int64_t num_keys = s < t ? BLOCK : count;
                 const int is_diagonal = s == t;
-                multiply(is_diagonal ? LATER_COLUMNS : ALL, num_keys, BLOCK, size, keys + s * width,
-                         width, 1, columns, BLOCK, scores, BLOCK, 0);
+                multiply(is_diagonal ? LATER_COLUMNS : ALL, num_keys, round_up(count), size,
+                         keys + s * width, width, 1, columns, BLOCK, scores, BLOCK, 0);
                 if (!is_diagonal)
-                    exponentials(0, num_keys, scores, largest, sums, factors);
+                    exponentials(0, count, num_keys, scores, largest, sums, factors);
                 else
-                    exponentials(1, num_keys, scores, largest, sums, factors);
+                    exponentials(1, count, num_keys, scores, largest, sums, factors);
                 if (s > 0)
                     for (int64_t i = 0; i < count; i++)
                         for (int64_t d = 0; d < width; d++)
@@ -216,11 +222,11 @@ static void attend_group(const struct attention *task, int64_t window, int64_t k
 
 /* Replace scores (keys, BLOCK) by probabilities, and gradients of probabilities by gradients of
    scores: p · (d_p − delta), where delta is Σ p · d_p over all keys of the query. */
-INLINE void softmax_backward(const int masked, int64_t keys, float *scores, float *d_probabilities,
+INLINE void softmax_backward(const int masked, int64_t queries, int64_t keys, float *scores, float *d_probabilities,
                              const float *log_sums, const float *delta)
 {
     for (int64_t s = 0; s < keys; s++)
-        for (int64_t t = 0; t < BLOCK; t += LANES) {
+        for (int64_t t = masked ? s / LANES * LANES : 0; t < queries; t += LANES) {
             float *entry = scores + s * BLOCK + t, *d_entry = d_probabilities + s * BLOCK + t;
             vector probability = vector_exp(load(entry) - load(log_sums + t));
             if (masked)
@@ -266,14 +272,14 @@ static void attend_group_backward(const struct attention *task, int64_t window, 
             for (int64_t s = 0; s <= t; s += BLOCK) {
                 const int64_t num_keys = s < t ? BLOCK : count;
                 const int is_diagonal = s == t;
-                multiply(is_diagonal ? LATER_COLUMNS : ALL, num_keys, BLOCK, size, keys + s * width,
-                         width, 1, columns, BLOCK, scores, BLOCK, 0);
-                multiply(is_diagonal ? LATER_COLUMNS : ALL, num_keys, BLOCK, size, values + s * width,
-                         width, 1, grad_columns, BLOCK, d_scores, BLOCK, 0);
+                multiply(is_diagonal ? LATER_COLUMNS : ALL, num_keys, round_up(count), size,
+                         keys + s * width, width, 1, columns, BLOCK, scores, BLOCK, 0);
+                multiply(is_diagonal ? LATER_COLUMNS : ALL, num_keys, round_up(count), size,
+                         values + s * width, width, 1, grad_columns, BLOCK, d_scores, BLOCK, 0);
                 if (!is_diagonal)
-                    softmax_backward(0, num_keys, scores, d_scores, log_sums, delta);
+                    softmax_backward(0, count, num_keys, scores, d_scores, log_sums, delta);
                 else
-                    softmax_backward(1, num_keys, scores, d_scores, log_sums, delta);
+                    softmax_backward(1, count, num_keys, scores, d_scores, log_sums, delta);
                 multiply(is_diagonal ? STEPS_FROM_ROW : ALL, num_keys, width, count, scores, BLOCK, 1,
                          grads, width, d_values + s * width, width, 1);
                 multiply(is_diagonal ? STEPS_FROM_ROW : ALL, num_keys, width, count, d_scores, BLOCK, 1,
@@ -293,9 +299,8 @@ void attend_groups(struct member self, const void *argument)
     const struct attention *task = argument;
     const int64_t heads = task->kv_heads;
     const int64_t used = self.number * attention_scratch(task->length, task->size);
-    struct arena arena = {.base = task->scratch, .used = used};
     struct buffers buffers;
-    assign_buffers(task->length, task->size, &arena, &buffers);
+    assign_buffers(task->length, task->size, &(struct arena){task->scratch, used}, &buffers);
     struct range groups = own_range(self, task->windows * heads);
     for (int64_t i = groups.begin; i < groups.end; i++)
         if (task->d_out.data)
@@ -304,8 +309,27 @@ void attend_groups(struct member self, const void *argument)
             attend_group(task, i / heads, i % heads, &buffers);
 }
 
-/* Compute `out` and `log_sums` or, if `d_out` has data, the other gradients, by `members` threads. */
-void attend(int64_t members, const struct attention *task)
+/* Compute all heads for training/one_layer.py, whose axes these are: forward or, if `d_packed` is not
+   NULL, backward. `packed` (B, T, 3·H·D) has queries, keys and values, `mixed` (B, T, H·D) the heads'
+   outputs, and `log_sums` (B, H, T) is for the backward pass. */
+void attend_packed(int64_t batch, int64_t length, int64_t heads, int64_t size, float *packed,
+                   float *mixed, float *log_sums, float *d_mixed, float *d_packed, float *scratch)
 {
-    run_team(members, attend_groups, task);
+    const int64_t width = heads * size;
+#define VIEW(data, stride) {data, length * (stride), size, stride}
+    struct attention task = {
+        .windows = batch, .heads = heads, .kv_heads = heads, .length = length, .size = size,
+        .scale = 1 / sqrtf(size), .query = VIEW(packed, 3 * width),
+        .key = VIEW(packed + width, 3 * width), .value = VIEW(packed + 2 * width, 3 * width),
+        .out = VIEW(mixed, width), .log_sums = log_sums, .scratch = scratch,
+    };
+    if (d_packed) {
+        task.d_query = (struct heads)VIEW(d_packed, 3 * width);
+        task.d_key = (struct heads)VIEW(d_packed + width, 3 * width);
+        task.d_value = (struct heads)VIEW(d_packed + 2 * width, 3 * width);
+        task.d_out = (struct heads)VIEW(d_mixed, width);
+    }
+#undef VIEW
+    struct team alone = {.members = 1};
+    attend_groups((struct member){&alone, 0}, &task);
 }

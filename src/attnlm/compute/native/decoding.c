@@ -10,7 +10,6 @@
 #include "thread_crew.h"
 #include "linear.h"
 
-#define PACK_ROWS_FROM 32 /* new tokens per window from which rows of matrices are copied to panels */
 
 struct block {
     const float *attention_norm, *mlp_norm; /* (2, C): gains and biases */
@@ -32,15 +31,13 @@ struct model {
 };
 
 /* The memory of a decoder: the key/value cache, and scratch for `rows` tokens that are computed
-   together. All rows are padded to whole panels. Each thread has its own query, scores and panel. If each
+   together. All rows are padded to whole panels. Each thread has its own query and scores. If each
    thread computes windows of its own, it has scratch of its own. */
 struct memory {
     int64_t rows, capacity, stride, mixed_stride; /* tokens of a window; strides of rows */
     float *keys, *values;                         /* (L, B, K, S/LANES, D, LANES), (L, B, K, S, D) */
     float *x, *normed, *packed, *mixed, *hidden;  /* the residual stream and activations */
     float *query, *scores;                        /* (members, D + a panel), (members, S) */
-    float *panel;                                 /* (members, panel_size) */
-    int64_t panel_size;                           /* 0 if no projection needs a panel */
 };
 
 /* New tokens that are computed together: `rows` tokens from `begin` on, of `count` per window. The windows
@@ -266,7 +263,7 @@ static void attend_head(struct member self, const struct model *m, const struct 
 /* Append the keys and values of the tokens to the cache, and write the heads' outputs to `mixed`. In the
    last layer, only each window's last token has an output. */
 static void attend(struct member self, const struct model *m, const struct memory *memory,
-                   int64_t layer, const struct tokens *t, float *panel)
+                   int64_t layer, const struct tokens *t)
 {
     const struct block *b = m->blocks + layer;
     const struct linear *qkv = &b->qkv;
@@ -276,9 +273,8 @@ static void attend(struct member self, const struct model *m, const struct memor
         look_up_qkv(self, m, memory, t);
     } else {
         const float *normed = norm(self, m, memory, t->rows, m->width, b->attention_norm);
-        if (exists(qkv)) {
-            linear_forward(self, qkv, panel, t->rows, normed, memory->stride, memory->packed, stride,
-                           0);
+        if (qkv->panels) {
+            linear_forward(self, qkv, t->rows, normed, memory->stride, memory->packed, stride, 0);
             barrier(self);
         } else {
             packed = normed;
@@ -310,10 +306,10 @@ static int64_t keep_last(struct member self, const struct memory *memory, const 
 
 /* Add the heads' outputs, after the projection if any, to the stream; without `residual`, replace it. */
 static void add_attention(struct member self, const struct model *m, const struct memory *memory,
-                          const struct linear *projection, float *panel, int64_t rows)
+                          const struct linear *projection, int64_t rows)
 {
-    if (exists(projection)) {
-        linear_forward(self, projection, panel, rows, memory->mixed, memory->mixed_stride, memory->x,
+    if (projection->panels) {
+        linear_forward(self, projection, rows, memory->mixed, memory->mixed_stride, memory->x,
                        memory->stride, m->residual);
         barrier(self);
         return;
@@ -338,11 +334,11 @@ INLINE vector activation(int64_t kind, vector x)
 }
 
 static void add_mlp(struct member self, const struct model *m, const struct memory *memory,
-                    const struct block *b, float *panel, int64_t rows)
+                    const struct block *b, int64_t rows)
 {
     const float *normed = norm(self, m, memory, rows, m->width, b->mlp_norm);
     const int64_t stride = b->up.outputs, hidden = m->mlp == SWIGLU ? stride / 2 : stride;
-    linear_forward(self, &b->up, panel, rows, normed, memory->stride, memory->hidden, stride, 0);
+    linear_forward(self, &b->up, rows, normed, memory->stride, memory->hidden, stride, 0);
     barrier(self);
     struct range own = own_range(self, hidden / LINEAR_PANEL);
     for (int64_t r = 0; r < rows; r++)
@@ -354,7 +350,7 @@ static void add_mlp(struct member self, const struct model *m, const struct memo
             *(vector *)x = y;
         }
     barrier(self);
-    linear_forward(self, &b->down, panel, rows, memory->hidden, stride, memory->x, memory->stride,
+    linear_forward(self, &b->down, rows, memory->hidden, stride, memory->x, memory->stride,
                    m->residual);
     barrier(self);
 }
@@ -407,39 +403,23 @@ static void compute_logits(struct member self, const void *argument)
         t.rows = rows;
         if (!m->token_table || m->residual)
             embed(self, m, memory, &t);
-        float *panel = memory->panel + self.number * memory->panel_size;
-        if (task->count < PACK_ROWS_FROM || !memory->panel_size)
-            panel = NULL;
         for (int64_t layer = 0; layer < m->layers; layer++) {
             const struct block *b = m->blocks + layer;
             if (m->heads)
-                attend(self, m, memory, layer, &t, panel);
-            if (layer == m->layers - 1) {
+                attend(self, m, memory, layer, &t);
+            if (layer == m->layers - 1)
                 rows = keep_last(self, memory, &t);
-                panel = NULL;
-            }
             if (m->heads)
-                add_attention(self, m, memory, &b->projection, panel, rows);
+                add_attention(self, m, memory, &b->projection, rows);
             if (m->mlp != NO_MLP)
-                add_mlp(self, m, memory, b, panel, rows);
+                add_mlp(self, m, memory, b, rows);
         }
         const float *normed = norm(self, m, memory, rows, m->lm_head.inputs, m->last_norm);
-        linear_forward(self, &m->lm_head, NULL, rows, normed, memory->stride, logits, m->lm_head.outputs,
+        linear_forward(self, &m->lm_head, rows, normed, memory->stride, logits, m->lm_head.outputs,
                        0);
         barrier(self);
         logits += rows * m->lm_head.outputs;
     }
-}
-
-/* Return a crew for a decoder, or NULL without memory. */
-void *start_crew(int64_t members)
-{
-    return new_crew(members);
-}
-
-void end_crew(void *crew)
-{
-    free_crew(crew);
 }
 
 /* Compute the logits of a member's own windows, without waiting for other members. */
@@ -457,7 +437,6 @@ static void compute_own_windows(struct member self, const void *argument)
     memory.hidden += rows * m->blocks->up.outputs;
     memory.query += n * (m->size + LINEAR_PANEL);
     memory.scores += n * memory.capacity;
-    memory.panel += n * memory.panel_size;
     task.memory = &memory;
     task.first = own.begin;
     task.samples = own.end - own.begin;
@@ -493,8 +472,7 @@ int next_logits(void *crew, const struct model *m, const struct memory *memory,
 
 const struct layout decoding_layouts[] = {
     STRUCT(linear),
-    FIELD(linear, inputs), FIELD(linear, outputs), FIELD(linear, panels), FIELD(linear, rows),
-    FIELD(linear, bias),
+    FIELD(linear, inputs), FIELD(linear, outputs), FIELD(linear, panels), FIELD(linear, bias),
     STRUCT(block),
     FIELD(block, attention_norm), FIELD(block, mlp_norm), FIELD(block, query_gains),
     FIELD(block, key_gains), FIELD(block, qkv), FIELD(block, projection), FIELD(block, up),
@@ -510,6 +488,6 @@ const struct layout decoding_layouts[] = {
     FIELD(memory, rows), FIELD(memory, capacity), FIELD(memory, stride),
     FIELD(memory, mixed_stride), FIELD(memory, keys), FIELD(memory, values), FIELD(memory, x),
     FIELD(memory, normed), FIELD(memory, packed), FIELD(memory, mixed), FIELD(memory, hidden),
-    FIELD(memory, query), FIELD(memory, scores), FIELD(memory, panel), FIELD(memory, panel_size),
+    FIELD(memory, query), FIELD(memory, scores),
     {NULL, 0, 0},
 };

@@ -42,7 +42,7 @@ class CLinear(Struct):
 
     _fields_ = (
         *_fields(_INTEGER, "inputs", "outputs"),
-        *_fields(_POINTER, "panels", "rows", "bias"),
+        *_fields(_POINTER, "panels", "bias"),
     )
 
 
@@ -74,8 +74,7 @@ class CMemory(Struct):
     _fields_ = (
         *_fields(_INTEGER, "rows", "capacity", "stride", "mixed_stride"),
         *_fields(_POINTER, "keys", "values", "x", "normed", "packed", "mixed", "hidden"),
-        *_fields(_POINTER, "query", "scores", "panel"),
-        *_fields(_INTEGER, "panel_size"),
+        *_fields(_POINTER, "query", "scores"),
     )
 
 

@@ -81,7 +81,7 @@ static void start_run(struct crew *crew, work *work, const void *argument)
 }
 
 /* Return a crew of `wanted` threads, with the calling thread; of fewer if no more can be created. */
-static struct crew *new_crew(int64_t wanted)
+struct crew *start_crew(int64_t wanted)
 {
     struct crew *crew = calloc(1, sizeof(struct crew));
     if (!crew)
@@ -98,7 +98,7 @@ static struct crew *new_crew(int64_t wanted)
 }
 
 /* End the threads, without waiting for them: a process that was forked does not have them. */
-static void free_crew(struct crew *crew)
+void end_crew(struct crew *crew)
 {
     if (crew->team.members > 1)
         start_run(crew, NULL, NULL);

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,18 +15,52 @@ from numpy.typing import NDArray
 from attnlm.base.errors import AttnlmError
 from attnlm.base.signals import StopSignal
 from attnlm.compute.device import Device
-from attnlm.compute.processes import ALONE, Processes
-from attnlm.compute.threads import compute_all, new_pool, threads_of_torch
+from attnlm.compute.processes import ALONE
+from attnlm.compute.threads import computing, new_pool, threads_of_torch
+from attnlm.config.training import TrainingConfig
 from attnlm.data.batches import check_length
-from attnlm.data.dataset import Ids, evenly_spaced, ids_at
-from attnlm.data.examples import IGNORED, Examples
+from attnlm.data.dataset import Dataset, Ids, evenly_spaced, ids_at
+from attnlm.data.examples import IGNORED, Examples, limit_per_window
 from attnlm.model.language_model import LanguageModel, without_gradients
 from attnlm.model.layers import evaluating
-from attnlm.training.batch_split import MOST_REPLICAS, windows_at_once
+from attnlm.model.spec import ModelSpec
 from attnlm.training.one_layer import one_layer_form
+from attnlm.training.schedule import MOST_TOKENS
+from attnlm.training.step import MOST_REPLICAS, Stepper
 
-# Of a longer split, only the first MOST_TOKENS tokens are evaluated; commands say so.
-MOST_TOKENS = 2**22
+# Tokens of an evaluation that are computed together: enough for matmuls at full speed and, on a
+# CPU, few enough for its caches. If a token takes more than _BYTES_PER_TOKEN, they are fewer.
+_TOKENS_AT_ONCE = {"cpu": 2**11, "mps": 2**13, "cuda": 2**15}
+_BYTES_PER_TOKEN = 2**16
+_FLOAT = 4  # bytes
+
+
+def windows_at_once(spec: ModelSpec, vocab_size: int, device: str) -> int:
+    """Return how many windows of block_size an evaluation computes together, at least 1."""
+    costs = spec.costs(vocab_size)
+    numbers = costs.peak_activations if costs.width else 2 * vocab_size
+    per_token = max(_BYTES_PER_TOKEN, _FLOAT * numbers)
+    return max(1, _TOKENS_AT_ONCE[device] * _BYTES_PER_TOKEN // per_token // spec.block_size)
+
+
+class Split(NamedTuple):
+    """A validation split, and which of its tokens count."""
+
+    tokens: Ids
+    bytes_per_token: float = 0.0
+    """bytes of text for each token that counts; 0 for ids that are no text"""
+    examples: Examples | None = None
+    """of questions with answers; None for a text"""
+    only_answers: bool = False
+    """True if the tokens of questions do not count"""
+
+    @classmethod
+    def of(cls, dataset: Dataset, training: TrainingConfig) -> Split:
+        """Return the validation split of a data set, with the tokens that a training counts."""
+        examples = limit_per_window(dataset.val_examples, training.examples_per_window)
+        if examples is None or training.loss_on == "all":
+            return cls(dataset.val, dataset.bytes_per_token, examples)
+        return cls(dataset.val, dataset.bytes_per_answer_token, examples, only_answers=True)
 
 
 @dataclass(frozen=True)
@@ -50,45 +84,47 @@ class Evaluation:
 
 def validation_loss(
     model: LanguageModel,
-    tokens: Ids,
-    device: Device,
-    *,
-    bytes_per_token: float,
-    native: bool = False,
-    threads: int = 1,
+    split: Split,
+    training: TrainingConfig,
     most: int | None = None,
-    processes: Processes = ALONE,
-    stop: StopSignal | None = None,
-    examples: Examples | None = None,
-    only_answers: bool = False,
+    stepper: Stepper | None = None,
 ) -> Evaluation:
     """Return the mean loss of predicting every token of a split except the first.
 
     Windows of block_size follow each other without overlap; the last may be shorter. If the split
-    consists of `examples`, windows hold whole examples instead, and if `only_answers` is true, only
-    the tokens of answers count. If `most` is not None, only about `most` tokens are evaluated, in
-    evenly spaced windows. If `native` is true, the one-layer form in C computes a model that has
-    one. Processes and threads divide the windows among themselves, and their numbers do not change
-    the result.
+    has examples, windows hold whole examples instead. If `most` is not None, only about `most`
+    tokens are evaluated, in evenly spaced windows. The device, its precision, the threads and the
+    one-layer form in C are those of `training`. The processes of a `stepper` divide the windows
+    among themselves, as threads do; their numbers do not change the result.
 
     Raises AttnlmError if the split is too short for one window or has ids that the model lacks, and
-    Interrupted in all processes if one receives a signal.
+    Interrupted in all processes of the stepper if one receives a signal.
     """
-    stop = stop or StopSignal()
-    at_once = windows_at_once(model.spec, model.vocab_size, device.name)
-    if examples is None:
-        groups = _groups_of_text(tokens, most, model, at_once)
-    else:
-        groups = _groups_of_examples(tokens, examples, most, model, at_once, only_answers)
+    processes = ALONE if stepper is None else stepper.processes
+    stop = StopSignal() if stepper is None else stepper.stop
+    at_once = windows_at_once(model.spec, model.vocab_size, training.device)
+    inputs_and_targets = _windows_of_text if split.examples is None else _windows_of_examples
+    groups = [
+        (inputs[first : first + at_once], targets[first : first + at_once])
+        for inputs, targets in inputs_and_targets(split, most, model)
+        for first in range(0, len(inputs), at_once)
+    ]
     count = processes.count
-    threads = max(1, min(threads, len(groups) // count, MOST_REPLICAS))
-    if device.name != "cpu":
+    threads = max(1, min(training.threads or 1, len(groups) // count, MOST_REPLICAS))
+    if training.device != "cpu":
         threads = 1
-    firsts = range(processes.rank, processes.rank + threads * count, count)
-    sum_losses = functools.partial(_sum_losses, model, device, native, groups, at_once, stop)
-    with evaluating(model), threads_of_torch(1), new_pool(threads) as pool:
-        numbers_of = [range(first, len(groups), threads * count) for first in firsts]
-        results = compute_all([functools.partial(sum_losses, n) for n in numbers_of], pool)
+    sum_losses = functools.partial(_sum_losses, model, training, groups, at_once, stop)
+    jobs = [
+        functools.partial(sum_losses, range(first, len(groups), threads * count))
+        for first in range(processes.rank, processes.rank + threads * count, count)
+    ]
+    with (
+        evaluating(model),
+        threads_of_torch(1),
+        new_pool(threads) as pool,
+        computing(jobs[1:], pool) as others,
+    ):
+        results = [jobs[0](), *others()]
     sums = {number: loss for result in results for number, loss in result.items()}
     sums_and_stop = [*(sums.get(n, 0.0) for n in range(len(groups))), stop.has_come]
     numbers = torch.tensor(sums_and_stop, dtype=torch.float64)
@@ -99,31 +135,31 @@ def validation_loss(
     # Summed in the order of the text: the sum does not depend on how the groups were divided.
     predicted = sum(map(_count_targets, groups))
     loss = sum(numbers[:-1].tolist()) / max(1, predicted)
-    bits = loss / math.log(2) / bytes_per_token if bytes_per_token else None
+    bits = loss / math.log(2) / split.bytes_per_token if split.bytes_per_token else None
     return Evaluation(loss, predicted, bits)
 
 
-_Group = tuple[NDArray[np.integer[Any]], NDArray[np.integer[Any]]]
+_Windows = tuple[NDArray[np.integer[Any]], NDArray[np.integer[Any]]]
 """Inputs and targets of some windows, (windows, T) each."""
 
 
-def _count_targets(group: _Group) -> int:
-    return int(np.count_nonzero(group[1] >= 0))
+def _count_targets(windows: _Windows) -> int:
+    return int(np.count_nonzero(windows[1] >= 0))
 
 
 def _sum_losses(
     model: LanguageModel,
-    device: Device,
-    native: bool,
-    groups: Sequence[_Group],
+    training: TrainingConfig,
+    groups: Sequence[_Windows],
     at_once: int,
     stop: StopSignal,
     numbers: range,
 ) -> dict[int, float]:
     """Return the sum of the losses in each group of `numbers`, until a signal comes."""
+    device = Device(training.device, training.dtype, "")
     full = (at_once, model.block_size)
     form = None
-    if native and groups[0][0].shape == full:
+    if training.compile == "native" and groups[0][0].shape == full:
         form = one_layer_form(model, at_once, device)
     sums = {}
     with without_gradients(model), device.autocast():
@@ -141,61 +177,44 @@ def _sum_losses(
     return sums
 
 
-def _groups_of_text(
-    tokens: Ids, most: int | None, model: LanguageModel, at_once: int
-) -> list[_Group]:
-    """Return inputs and targets, each (windows, block_size), in groups of `at_once` windows.
-
-    The last groups are smaller: one has fewer windows, and one is a shorter window.
-    """
-    length = model.block_size
+def _windows_of_text(split: Split, most: int | None, model: LanguageModel) -> Iterator[_Windows]:
+    """Yield all windows of block_size, then the rest of the split, a shorter window."""
+    tokens, length = split.tokens, model.block_size
     check_length(len(tokens), length, "validation")
     if most is None or most >= len(tokens) - 1:
         ids = ids_at(tokens, slice(MOST_TOKENS), model.vocab_size, "val.bin")
         end = (len(ids) - 1) // length * length
-        inputs = ids[:end].reshape(-1, length)
-        targets = ids[1 : end + 1].reshape(-1, length)
+        yield ids[:end].reshape(-1, length), ids[1 : end + 1].reshape(-1, length)
         last_window = ids[end:]  # the first id is only an input, since it was already a target
+        if len(last_window) > 1:
+            yield last_window[None, :-1], last_window[None, 1:]
     else:
-        possible = (len(tokens) - 1) // length
-        starts = evenly_spaced(possible, max(1, most // length)) * length
+        starts = evenly_spaced((len(tokens) - 1) // length, max(1, most // length)) * length
         places = starts[:, None] + np.arange(length + 1)
         windows = ids_at(tokens, places, model.vocab_size, "val.bin")
-        inputs = windows[:, :-1]
-        targets = windows[:, 1:]
-        last_window = windows[0, :0]
-    firsts = range(0, len(inputs), at_once)
-    groups: list[_Group] = [(inputs[i : i + at_once], targets[i : i + at_once]) for i in firsts]
-    if len(last_window) > 1:
-        groups.append((last_window[None, :-1], last_window[None, 1:]))
-    return groups
+        yield windows[:, :-1], windows[:, 1:]
 
 
-def _groups_of_examples(
-    tokens: Ids,
-    examples: Examples,
-    most: int | None,
-    model: LanguageModel,
-    at_once: int,
-    only_answers: bool,
-) -> list[_Group]:
-    """Return inputs and targets of windows of whole examples, in groups of `at_once` windows."""
-    length = model.block_size
+def _windows_of_examples(
+    split: Split, most: int | None, model: LanguageModel
+) -> Iterator[_Windows]:
+    """Yield windows of whole examples."""
+    examples, length = split.examples, model.block_size
+    assert examples is not None
     firsts = examples.packed(length)
     windows = MOST_TOKENS // length if most is None else max(1, most // length)
     firsts = firsts[evenly_spaced(len(firsts), windows)]
 
     def read(places: NDArray[np.int64]) -> NDArray[Any]:
-        return ids_at(tokens, places, model.vocab_size, "val.bin")
+        return ids_at(split.tokens, places, model.vocab_size, "val.bin")
 
-    inputs, targets = examples.windows(read, firsts, length, only_answers)
+    inputs, targets = examples.windows(read, firsts, length, split.only_answers)
     if not (targets != IGNORED).any():
         raise AttnlmError(
             f"the context of {length} tokens ends before every answer of the validation split",
             f"use a model with `block_size` {examples.longest - 1}",
         )
-    starts = range(0, len(inputs), at_once)
-    return [(inputs[i : i + at_once], targets[i : i + at_once]) for i in starts]
+    yield inputs, targets
 
 
 @torch.no_grad()

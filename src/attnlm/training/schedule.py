@@ -1,0 +1,320 @@
+"""The schedule of a run: its learning rate, when it evaluates and ends, and how much is evaluated.
+
+A run follows its steps or, within a budget, the clock. How many tokens an evaluation and a sample
+use is counted in floating-point operations and follows from the configuration alone, so that the
+same run makes the same choices on any machine, even a busy one. Runs with a budget are an
+exception: they evaluate as many tokens as their measured speed allows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator
+
+from attnlm.compute.processes import ALONE, Processes
+from attnlm.config.settings import Config
+from attnlm.config.training import TrainingConfig
+from attnlm.model.spec import ModelSpec
+from attnlm.runs.journal import EARLY_STEPS
+from attnlm.training.state import TrainingState
+
+# Of a longer split, only the first MOST_TOKENS tokens are evaluated; commands say so.
+MOST_TOKENS = 2**22
+
+
+def learning_rate(step: int, config: TrainingConfig, steps: float | None = None) -> float:
+    """Return the rate of the update that led to `step`, or of the first update if `step` is 0.
+
+    The rate rises linearly over `warmup` steps and then stays constant. At the end, unless
+    `schedule` is constant, the rate falls towards `min_learning_rate`; the fall takes the fraction
+    `cooldown` of the steps after the warm-up. `steps` is the number of steps of the run; default:
+    `config.max_steps`. Within a budget, the warm-up takes at most a quarter of the steps.
+    """
+    made = max(0, step - 1)
+    highest = config.learning_rate
+    warmup = float(config.warmup)
+    steps = config.max_steps if steps is None else steps
+    if config.budget is not None:
+        warmup = min(warmup, steps / 4)
+    if made < warmup:
+        return highest * ((made + 1) / (warmup + 1))
+    falling = config.cooldown * (steps - warmup)
+    remaining = (steps - made) / falling if config.schedule != "constant" else 1.0
+    if remaining >= 1:
+        return highest
+    lowest = config.min_learning_rate / highest
+    is_linear = config.schedule == "linear"
+    height = remaining if is_linear else (1 - math.cos(math.pi * remaining)) / 2
+    return highest * (lowest + (1 - lowest) * height)
+
+
+# --- How much is evaluated ------------------------------------------------------------------------
+
+# The fractions of the training between two evaluations that an evaluation and its sample may cost.
+# A cheap evaluation, of about a second, may cost half of it, and either may always cost _FREE.
+_EVALUATION_SHARE, _CHEAP_SHARE, _SAMPLE_SHARE = 0.1, 0.5, 0.05
+_CHEAP, _FREE = 1.2e11, 2e10  # operations
+# A loss over fewer tokens is too noisy.
+_FEWEST_TOKENS = 2**11
+_SAMPLED_TOKENS = 80
+_FEWEST_SAMPLED = 8
+# Operations for the softmax of a logit, its memory traffic included.
+_PER_LOGIT = 200.0
+# Sampling a token costs as much as this many tokens of a batch, since it reads all weights. Each
+# layer's calls add this many operations.
+_TIMES_SLOWER_ALONE = 20.0
+_PER_LAYER_ALONE = 2e7
+# The cost of a step in forward passes: a backward pass costs twice a forward pass.
+_STEP_COST = 3.0
+
+
+def forward_cost(spec: ModelSpec, vocab_size: int) -> float:
+    """Return the number of operations of one token's forward pass, including the loss."""
+    return float(spec.costs(vocab_size).forward_flops) + _PER_LOGIT * vocab_size
+
+
+def step_cost(config: Config, vocab_size: int) -> float:
+    """Return the number of operations of one training step."""
+    return _STEP_COST * config.tokens_per_step * forward_cost(config.spec, vocab_size)
+
+
+def affordable_eval_tokens(config: Config, vocab_size: int, val_tokens: int) -> int | None:
+    """Return the number of tokens that an evaluation uses, or None for the whole split.
+
+    An evaluation costs at most a tenth of the training between two evaluations; or half of it, if
+    that is cheap.
+    """
+    trained = (config.training.eval_every or 0) * step_cost(config, vocab_size)
+    affordable = max(_EVALUATION_SHARE * trained, min(_CHEAP, _CHEAP_SHARE * trained), _FREE)
+    tokens = _whole_windows(config, affordable / forward_cost(config.spec, vocab_size))
+    return tokens if tokens < min(val_tokens, MOST_TOKENS) else None
+
+
+def affordable_tokens_of_budget(config: Config, most: float, val_tokens: int) -> int:
+    """Return how many tokens each evaluation of a run with a budget uses.
+
+    `most` is the number of tokens that could be evaluated in the whole budget. An evaluation takes
+    at most a tenth of the time between two of the ten evaluations.
+    """
+    affordable = _whole_windows(config, _EVALUATION_SHARE * most / 10)
+    return min(val_tokens - 1, MOST_TOKENS, affordable)
+
+
+def _whole_windows(config: Config, tokens: float) -> int:
+    """Return max(`tokens`, `_FEWEST_TOKENS`) rounded down to whole windows, at least one window."""
+    length = config.spec.block_size
+    return max(1, max(_FEWEST_TOKENS, int(tokens)) // length) * length
+
+
+def affordable_sample_tokens(config: Config, vocab_size: int) -> int:
+    """Return the length of the sample at each evaluation: 80 tokens, fewer for a large model."""
+    token_cost = _TIMES_SLOWER_ALONE * forward_cost(config.spec, vocab_size)
+    token_cost += config.spec.costs(vocab_size).layers * _PER_LAYER_ALONE
+    trained = (config.training.eval_every or 0) * step_cost(config, vocab_size)
+    affordable = max(_SAMPLE_SHARE * trained, _FREE)
+    return max(_FEWEST_SAMPLED, min(_SAMPLED_TOKENS, int(affordable / token_cost)))
+
+
+def is_whole_affordable(config: Config, val_tokens: int, steps: float, times: int) -> bool:
+    """Return True if evaluating the split `times` times costs little compared to `steps`
+    training steps."""
+    trained = steps * config.tokens_per_step
+    return times * min(val_tokens, MOST_TOKENS) <= _EVALUATION_SHARE * _STEP_COST * trained
+
+
+# --- The clock, and what is due -------------------------------------------------------------------
+
+# A run gets this much time from now on, or its whole budget if that is shorter, even if the start
+# of the process has used up the budget.
+_LEAST_SECONDS = 2.0
+_LEAST_PROGRESS = 1e-9
+"""Lower bound of the progress, which avoids division by zero."""
+_SHARE_OF_BUDGET = 0.15
+"""The largest fraction of a budget for evaluations."""
+_SECONDS_BETWEEN_REPORTS = 0.1
+_REPORT_FRACTION = 0.01
+"""The largest fraction of the wall time that reports may take."""
+_CLOSING_FRACTION = 0.05
+_CLOSING = 1.0
+"""The most seconds of a budget for drawing and ending, and the fraction of a short budget."""
+
+
+def budget_end(seconds: float, began: float) -> float:
+    """Return the `time.perf_counter` at which a call that began at `began` has taken `seconds`."""
+    return max(began + seconds, time.perf_counter() + min(seconds, _LEAST_SECONDS))
+
+
+def expected_steps(config: TrainingConfig, made: int, progress: float) -> float:
+    """Return the number of steps of a run, which is estimated if the run has a budget.
+
+    `progress` is the fraction of the budget that the first `made` steps have used.
+    """
+    if config.budget is None:
+        return config.max_steps
+    return max(made, 1) / max(progress, _LEAST_PROGRESS)
+
+
+class Schedule:
+    """The time of a run in this process, and when the run evaluates and ends.
+
+    `seconds` and the speed do not include the time of listeners; a budget does.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        state: TrainingState,
+        val_tokens: int,
+        ends: float | None = None,
+        processes: Processes = ALONE,
+    ) -> None:
+        """A run with a budget ends when `time.perf_counter` reaches `ends`."""
+        self.config = config
+        self.evaluations = 0
+        """the number of evaluations after steps of this process"""
+        self._state = state
+        self._val_tokens = val_tokens
+        self._ends = ends
+        self._processes = processes
+        self._began = time.perf_counter() - state.seconds
+        self._last_read: float | None = None
+        self._next_evaluation = _next_tenth(state.progress)
+        self._evaluation_seconds = self._validation_seconds = 0.0
+        self.report_due = time.perf_counter() + _SECONDS_BETWEEN_REPORTS
+        """when the next report of a step is due"""
+        self.restart()
+
+    @property
+    def _training(self) -> TrainingConfig:
+        return self.config.training
+
+    @property
+    def is_over(self) -> bool:
+        """Return True after the last step."""
+        if self._training.budget is not None:
+            return self._state.progress >= 1 and self._state.step > 0
+        return self._state.step >= self._training.max_steps
+
+    @property
+    def is_out_of_patience(self) -> bool:
+        """Return True if `patience` evaluations did not improve the loss."""
+        return self._training.patience is not None and self._state.stale >= self._training.patience
+
+    @property
+    def should_stop(self) -> bool:
+        """Return True if the run makes no more steps."""
+        return self.is_over or self.is_out_of_patience
+
+    @property
+    def should_evaluate(self) -> bool:
+        """Return True if an evaluation is due before the next step or the end."""
+        step, every = self._state.step, self._training.eval_every
+        if step == self._state.evaluated_step:
+            return False
+        if every is None:
+            return step == 0 or self._state.progress >= self._next_evaluation
+        if step == 0:  # not if the only evaluation is the last step's
+            return every < self._training.max_steps
+        return step % every == 0 or self.is_over
+
+    @property
+    def should_snapshot(self) -> bool:
+        """Return True if a snapshot without an evaluation is due, in runs that evaluate step 0."""
+        every, step = self._training.eval_every, self._state.step
+        is_observed = every is None or every < self._training.max_steps
+        return is_observed and step in EARLY_STEPS and step != self._state.evaluated_step
+
+    @property
+    def steps(self) -> float:
+        """Return the number of steps of the whole run, which is estimated within a budget."""
+        return expected_steps(self._training, self._state.step, self._state.progress)
+
+    @property
+    def learning_rate(self) -> float:
+        """Return the learning rate of the newest step."""
+        return learning_rate(self._state.step, self._training, self.steps)
+
+    def reported(self, began: float) -> None:
+        """Schedule the next report of a step. The newest one was made from `began` until now."""
+        cost = time.perf_counter() - began
+        self.report_due = began + max(_SECONDS_BETWEEN_REPORTS, cost / _REPORT_FRACTION)
+
+    def seconds(self) -> float:
+        """Return the wall time of the run so far."""
+        return time.perf_counter() - self._began
+
+    def restart(self) -> None:
+        """Measure the speed from now on."""
+        self._since, self._since_step = time.perf_counter(), self._state.step
+
+    def tokens_per_second(self) -> float:
+        """Return the speed of the steps since the last `restart`."""
+        tokens = (self._state.step - self._since_step) * self.config.tokens_per_step
+        return tokens / max(1e-9, time.perf_counter() - self._since)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Within the context, stop the watch. A budget goes on."""
+        began = time.perf_counter()
+        yield
+        spent = time.perf_counter() - began
+        self._began += spent
+        self._since += spent
+
+    def evaluated(self, seconds: float, validation_seconds: float) -> None:
+        """Schedule the next evaluation. The newest one took `seconds`, its loss a part of them.
+
+        Within a budget, evaluate at each tenth of the budget, or less often if that would take too
+        much of it. All processes must call this.
+        """
+        self._evaluation_seconds, self._validation_seconds = seconds, validation_seconds
+        if self._training.budget is not None:
+            pause = seconds / _SHARE_OF_BUDGET / self._training.budget
+            following = _next_tenth(self._state.progress + max(0.0, pause - 0.1))
+            self._next_evaluation = self._processes.broadcast_object(following)
+
+    def progress_after_step(self) -> float:
+        """Return the progress after the step that was just computed, which changes with a budget.
+
+        The remaining progress (1 minus progress) shrinks in proportion to the remaining time. Time
+        counts from the first call on, since the first step is slower than others.
+        """
+        if self._ends is None:
+            return self._state.progress
+        now = time.perf_counter()
+        step_seconds = (now - self._since) / (self._state.step + 1 - self._since_step)
+        since, self._last_read = self._last_read or now, now
+        left = self._ends - self._closing_seconds(step_seconds) - now
+        by_time = 1 - (1 - self._state.progress) * left / (left + now - since) if left > 0 else 1.0
+        return max(by_time, (self._state.step + 1) / self._training.max_steps)
+
+    def _closing_seconds(self, step_seconds: float) -> float:
+        """Return the seconds of a budget that are needed after the last step.
+
+        After it follow an evaluation, drawing the curve and, if affordable, the loss over the whole
+        split. With half a step more, runs end on time on average.
+        """
+        closing = self._evaluation_seconds + step_seconds / 2
+        closing += min(_CLOSING, _CLOSING_FRACTION * (self._training.budget or 0.0))
+        whole = min(self._val_tokens - 1, MOST_TOKENS)
+        tokens = self._training.eval_tokens or whole
+        if tokens < whole and is_whole_affordable(self.config, whole, self.steps, 1):
+            closing += self._validation_seconds * whole / tokens
+        return closing
+
+    def seconds_left(self) -> float:
+        """Estimate the time until the end of the run."""
+        if self._ends is not None:
+            return max(0.0, self._ends - time.perf_counter())
+        steps = self._training.max_steps - self._state.step
+        seconds = steps * self.config.tokens_per_step / self.tokens_per_second()
+        if self._training.eval_every is not None:
+            seconds += math.ceil(steps / self._training.eval_every) * self._evaluation_seconds
+        return seconds
+
+
+def _next_tenth(progress: float) -> float:
+    """Return the progress at the next evaluation: the next multiple of 0.1, at most 1."""
+    return min(1.0, (math.floor(10 * progress + 1e-6) + 1) / 10)
