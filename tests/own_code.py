@@ -237,6 +237,4 @@ def become_another_user(patch: pytest.MonkeyPatch, folder: Path) -> None:
 
 def become_a_new_process(patch: pytest.MonkeyPatch) -> None:
     """Forget each file that was named, accepted or run in this process."""
-    for name in ("_CONTENTS", "_CALLS", "_MODULES"):
-        patch.setattr(own_code, name, {})
-    patch.setattr(own_code, "_NAMED", [])
+    patch.setattr(own_code, "_SOURCES", {})

@@ -61,7 +61,7 @@ files are written under their final names
 temporary = folder / path.name => temporary = path
 == base/own_code.py
 code in a run's folder runs unasked
-if self.sha256 not in _CONTENTS and not _accepted_calls(self.sha256): => if False:
+if not _accepted_calls(self.sha256): => if False:
 a run calls whatever an accepted file has
 if ANY_MODULE in accepted and is_module and => if
 a run's file need not be what its hash says
@@ -172,7 +172,7 @@ a loss in pieces keeps the gradient of the last one alone
 +d_lm_head_VC.copy_(linear(d_logits_mV.T, x_MC[rows].T)[:vocab_size])
 == model/architecture.py
 settings that a rung lacks are ignored
-if name not in preset.settings and not => if False and not
+if name not in (*preset.settings, => if False and name not in (*preset.settings,
 == model/recorder.py
 the wrong head is silenced
 head = self.silenced[1] => head = 0

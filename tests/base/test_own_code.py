@@ -94,7 +94,7 @@ def test_a_recorded_hash_accepts_no_other_file(file: Path) -> None:
 def test_another_file_than_the_run_needs_is_not_accepted_for_it(file: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(ANSWER.replace("42", "43"))
     accept_code(tmp_path / "mine.py")
-    with pytest.raises(CodeNotAcceptedError, match="differs from") as refused:
+    with pytest.raises(CodeNotAcceptedError) as refused:
         recorded(file).load()
     assert str(file) in refused.value.message
 
@@ -203,18 +203,6 @@ def test_an_error_in_a_function_of_the_file_is_shown_with_its_line(file: Path) -
 
 # --- Classes and functions that were passed in Python ---------------------------------------------
 
-FACTOR = 6
-
-
-def helper(x: int) -> int:
-    return x * FACTOR
-
-
-class Passed:
-    def value(self) -> int:
-        return helper(7) + math.floor(0.5)
-
-
 ids = object()  # a notebook has many such names
 
 
@@ -222,26 +210,12 @@ def last_of(ids: list[int]) -> int:
     return max(ids + 1 for ids in ids)
 
 
-def names_in(code: OwnCode) -> dict[str, Any]:
-    """Run the kept source by itself."""
-    namespace: dict[str, Any] = {}
-    exec(compile(code.content(), code.file, "exec"), namespace)
-    return namespace
-
-
-def test_the_source_of_a_class_stands_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    code = passed_code(Passed)
-    assert code == "passed.py:Passed"
-    assert code.load() is Passed
-    assert names_in(code)["Passed"]().value() == 42
-    own_code.become_a_new_process(monkeypatch)
-    assert passed_code(Passed).sha256 == code.sha256
-
-
 def test_an_argument_may_have_the_name_of_a_global() -> None:
     code = passed_code(last_of)
     assert b"object" not in code.content()
-    assert names_in(code)["last_of"]([3, 4]) == 5
+    names: dict[str, Any] = {}
+    exec(code.content(), names)
+    assert names["last_of"]([3, 4]) == 5
 
 
 def test_a_class_of_own_code_keeps_its_file(file: Path) -> None:
@@ -260,7 +234,7 @@ def test_code_that_needs_its_surroundings_is_refused() -> None:
 
     refused: dict[str, Any] = {
         "it is defined within test_code_that": Inner,
-        "functools.partial.* is not a class or function": partial(helper, 1),
+        "functools.partial.* is not a class or function": partial(last_of, [1]),
         "<module 'os' .* is not a class or function": os,
         "cannot be kept by itself": lambda: 1,
     }

@@ -149,7 +149,7 @@ def test_forged_arguments_are_refused_in_one_line(stranger: Path, name: str, val
 def test_another_file_is_not_used_in_place_of_the_recorded_one(made: Path, stranger: Path) -> None:
     shutil.move(stranger / FILE, stranger / "original.py")
     (stranger / FILE).write_text("x = 1\n")
-    differs = {"says": "the file that --code names differs from", "hints": f"x/code/{FILE}"}
+    differs = {"says": "this run needs code of its own", "hints": f"x/code/{FILE}"}
     fails(*SAMPLE, "--code", FILE, cwd=stranger, code=1, **differs)
     (stranger / KEPT).write_text((stranger / KEPT).read_text().replace("start=1.0", "start=3.0"))
     changed = {"says": "has changed since the run began", "hints": "--code"}

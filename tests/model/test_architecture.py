@@ -60,7 +60,7 @@ SETTINGS = st.fixed_dictionaries(
         name: values(record, name)
         for record in (Architecture, TrainingConfig)
         for name in fields_of(record)
-        if name not in ("wide_heads", "loss")
+        if name not in ("wide_heads", "arguments", "loss")
     },
 )
 
@@ -99,7 +99,9 @@ def resolved(settings: Settings) -> Config:
     raise AssertionError(settings)
 
 
-@pytest.mark.parametrize("name", [name for name in fields_of(Architecture) if name != "scores"])
+@pytest.mark.parametrize(
+    "name", [name for name in fields_of(Architecture) if name not in ("scores", "arguments")]
+)
 def test_variants_cover_every_choice_of_every_part(name: str) -> None:
     """The tests of the textbook pass, its script, the decoder in C and pages take each variant."""
     described = fields_of(Architecture)[name]
@@ -127,7 +129,7 @@ def test_settings_resolve_once_their_hints_are_followed_and_build(settings: Sett
 
 def test_presets_are_the_models_and_the_largest_take_every_part() -> None:
     assert tuple(PRESETS) == MODELS and MODELS[:7] == RUNGS
-    parts = set(fields_of(Architecture)) - {"model", "wide_heads", "scores"}
+    parts = set(fields_of(Architecture)) - {"model", "wide_heads", "scores", "arguments"}
     assert all(set(PRESETS[model].settings) == parts for model in MODELS[6:])
 
 

@@ -18,8 +18,9 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.config.settings import Config, resolve_new
 from attnlm.model.attention import SelfAttention
 from attnlm.model.inspection import parameter_count
-from attnlm.model.language_model import LanguageModel, OwnPart, Transformer
+from attnlm.model.language_model import LanguageModel, Transformer
 from attnlm.model.own_modules import OwnLanguageModel
+from attnlm.model.own_parts import OwnPart
 from attnlm.model.recorder import NotRecordedError, record
 from tests.tolerances import assert_near
 
@@ -160,9 +161,12 @@ WRONG_SETS = (*({"start": x} for x in WRONG_STARTS), {"name": 3}, {"a b": 1}, {"
     ("settings", "says"),
     [
         ({"attention": "parts:Fused", **SIZES}, "`heads` has no effect: parts.py:Fused has no arg"),
-        ({"attention": "parts:Head", "scores": "parts:Scores"}, "cannot both be your own"),
-        ({"mlp": "parts:Gate"}, "multi-head has no mlp that mlp of your own"),
-        ({"attention": "parts:Fused", "positions": "rotary"}, "turns queries and keys"),
+        (
+            {"attention": "parts:Head", "scores": "parts:Scores"},
+            "`scores` has no effect without `attention` softmax",
+        ),
+        ({"mlp": "parts:Gate"}, "multi-head has no mlp that your own could"),
+        ({"attention": "parts:Fused", "positions": "rotary"}, "rotary needs queries and keys"),
         ({"attention": "parts:Wide", "model": "transformer", **PART_SIZES}, "24 features of 12"),
         ({"attention": "parts:Head", "set": {"strat": 1}}, "no argument 'strat'"),
         ({"attention": "parts:Head", "set": [1]}, "`set` must be a dictionary"),

@@ -8,6 +8,7 @@ import re
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -17,7 +18,8 @@ import attnlm
 from attnlm.base.errors import AttnlmError
 from attnlm.compute.device import Device
 from attnlm.config.settings import resolve_new
-from attnlm.training.recorded import _is_same, check_recorded
+from attnlm.training import recorded
+from attnlm.training.recorded import _content, check_recorded
 from attnlm.training.state import initial_state
 
 CPU = Device("cpu", "float32", "")
@@ -248,4 +250,44 @@ def test_the_cell_of_an_import_does_not_change_what_a_function_does() -> None:
         exec(compile(source, "<cell>", "exec"), scope)
         functions.append(scope["f"])
     assert functions[0].__code__.co_code != functions[1].__code__.co_code
-    assert [_is_same(functions[0], f) for f in functions] == [True, True, False, False]
+    assert [_content(functions[0]) == _content(f) for f in functions] == [True, True, False, False]
+
+
+ORDER = "list({'a', 'b', 'c'}).index('a')"
+
+
+@pytest.mark.parametrize(
+    ("init", "body"),
+    [
+        (f"self.seen = {ORDER}", "y = y * self.seen"),
+        ("", f"y = y * {ORDER}"),
+        ("self.seen = [ord(c) for c in set('causal')]", "y = y * self.seen[0]"),
+        ("", "y = y * (hash('causal') % 1000)"),
+        ("self.w = nn.Parameter(torch.ones([*{'a', 'b', 'c'}].index('a') + 1))", ""),
+    ],
+)
+def test_code_that_is_another_in_the_next_process_is_refused(
+    init: str, body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch.py").write_text("raise SystemExit('it ran')")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(AttnlmError, match="a set has no order, and hash and id") as refused:
+        check(tmp_path, init, body)
+    assert "sorted(" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("expression", "starts"),
+    [
+        ("sorted({'a', 'b', 'c'}).index('b')", 1),
+        ("len({'a', 'b'} & {'b'})", 1),
+        ("('a' in {'a', 'b'}) + (type(self) not in {int, str})", 0),
+    ],
+)
+def test_a_set_that_has_an_order_or_needs_none_is_trained(
+    expression: str, starts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = MagicMock(wraps=recorded._other_process)
+    monkeypatch.setattr(recorded, "_other_process", start)
+    check(tmp_path, "", f"y = y * {expression}")
+    assert start.call_count == starts

@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import attnlm
 from attnlm.base.errors import AttnlmError
 from attnlm.base.setting_fields import Settings
 from attnlm.config.settings import resolve_new
 from attnlm.data.dataset import Dataset
-from attnlm.workflows.check_own_code import check_causal, find_leak
+from attnlm.training.own_code_trial import find_leak
+from attnlm.workflows.check_own_code import check_causal
 from tests.own_code import SMALL
 
 BODIES = {
@@ -53,7 +55,7 @@ def test_leaks_of_training_and_small_leaks_are_found(
     (tmp_path / "mine.py").write_text(SOURCE.replace("BODY", body))
     code = f"{tmp_path / 'mine.py'}:Mlp"
     settings: Settings = {"model": "transformer", "mlp": code, "dropout": 0.2}
-    leaks = check_causal(resolve_new(settings, None).config.spec, dataset.vocab_size)
+    leaks = check_causal(resolve_new(settings, None).config, dataset.vocab_size)
     assert bool(leaks) == bool(cause) and cause in leaks
 
 
@@ -81,7 +83,8 @@ def test_a_ladder_looks_for_leaks_before_its_first_rung_trains(
 def test_shared_buffers_stay_shared(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(SOURCE.replace("BODY", "x + self.count.add_(1) + self.same"))
     settings: Settings = {"model": "transformer", "mlp": f"{tmp_path / 'mine.py'}:Mlp"}
-    model: Any = resolve_new(settings, None).config.spec.build(7).eval()
-    assert find_leak(model) is None
+    config = resolve_new(settings, None).config
+    model: Any = config.spec.build(7).eval()
+    assert not find_leak(config, model, torch.arange(5)[None], 5)
     assert model.blocks[0].mlp.module.count is model.blocks[0].mlp.module.same
     assert model.blocks[0].mlp.module.same == 0

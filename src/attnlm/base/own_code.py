@@ -20,11 +20,11 @@ import linecache
 import math
 import os
 import random
-import re
 import symtable
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from importlib.util import decode_source
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -36,12 +36,21 @@ from attnlm.base.suggestions import suggestion
 
 ANY_MODULE = "*"
 """in place of a name: any torch.nn.Module that the file defines"""
-_CONTENTS: dict[str, bytes] = {}
-"""files that were named or passed in this process, by their SHA-256"""
-_CALLS: dict[str, set[str]] = {}
-"""what may be called of these files, by their SHA-256: names, or ANY_MODULE"""
-_MODULES: dict[str, ModuleType] = {}
-"""files that ran in this process, by their SHA-256"""
+
+
+@dataclass(eq=False)
+class _Source:
+    """A file that was named, passed, received or run in this process."""
+
+    content: bytes
+    calls: set[str] = field(default_factory=set)
+    """what may be called of it in this process: names, or ANY_MODULE"""
+    module: ModuleType | None = None
+    """None until it runs"""
+
+
+_SOURCES: dict[str, _Source] = {}
+"""by their SHA-256"""
 
 
 class OwnCode(str):
@@ -69,8 +78,8 @@ class OwnCode(str):
 
     def content(self) -> bytes:
         """Return the file's content. Raises AttnlmError if it is not what the run recorded."""
-        if self.sha256 in _CONTENTS:
-            return _CONTENTS[self.sha256]
+        if self.sha256 in _SOURCES:
+            return _SOURCES[self.sha256].content
         content = files.read_bytes(self.path)
         if hashlib.sha256(content).hexdigest() != self.sha256:
             raise AttnlmError(
@@ -79,10 +88,29 @@ class OwnCode(str):
             )
         return content
 
-    def check_accepted(self) -> None:
-        """Raise CodeNotAcceptedError unless the file may run."""
-        if self.sha256 not in _CONTENTS and not _accepted_calls(self.sha256):
+    def load(self) -> Callable[..., Any]:
+        """Return the class or function, after running its file once in this process.
+
+        Raises CodeNotAcceptedError unless the file may run.
+        """
+        if self.passed is not None:
+            return self.passed
+        content = self.content()
+        if not _accepted_calls(self.sha256):
             raise CodeNotAcceptedError(self)
+        source = _SOURCES.setdefault(self.sha256, _Source(content))
+        if source.module is None:
+            source.module = _run_file(self.path, content, self.sha256)
+        class_or_function = getattr(source.module, self.name, None)
+        if not callable(class_or_function):
+            home = source.module.__name__
+            known = vars(source.module).items()
+            names = [n for n, v in known if getattr(v, "__module__", None) == home]
+            raise AttnlmError(
+                f"{self.file} has no class or function called {self.name}",
+                suggestion(self.name, names, f"it defines {', '.join(names) or 'none'}"),
+            )
+        return class_or_function  # type: ignore[no-any-return]
 
     def check_call(self, arguments: Mapping[str, Any]) -> Callable[..., Any]:
         """Return the class or function. Raises CodeNotAcceptedError unless it may be called."""
@@ -93,8 +121,7 @@ class OwnCode(str):
         from torch import nn
 
         is_module = isinstance(found, type) and issubclass(found, nn.Module)
-        home = getattr(_MODULES.get(self.sha256), "__name__", None)
-        if ANY_MODULE in accepted and is_module and found.__module__ == home:
+        if ANY_MODULE in accepted and is_module and found.__module__ == _home_of(self.sha256):
             return found
         raise CodeNotAcceptedError(self, is_call=True)
 
@@ -102,25 +129,6 @@ class OwnCode(str):
         """Return the SHA-256 of the name and the arguments."""
         call = json.dumps([self.name, dict(arguments)], sort_keys=True)
         return hashlib.sha256(call.encode()).hexdigest()
-
-    def load(self) -> Callable[..., Any]:
-        """Return the class or function, after running its file once in this process."""
-        if self.passed is not None:
-            return self.passed
-        content = self.content()
-        self.check_accepted()
-        if self.sha256 not in _MODULES:
-            _MODULES[self.sha256] = _run_file(self.path, content, self.sha256)
-        class_or_function = getattr(_MODULES[self.sha256], self.name, None)
-        if not callable(class_or_function):
-            module = vars(_MODULES[self.sha256])
-            home = module["__name__"]
-            names = [n for n, v in module.items() if getattr(v, "__module__", None) == home]
-            raise AttnlmError(
-                f"{self.file} has no class or function called {self.name}",
-                suggestion(self.name, names, f"it defines {', '.join(names) or 'none'}"),
-            )
-        return class_or_function  # type: ignore[no-any-return]
 
     def remember(self, arguments: Mapping[str, Any]) -> None:
         """Add this call to the list of what this user lets run."""
@@ -131,18 +139,11 @@ class CodeNotAcceptedError(AttnlmError):
     """Raised when a run needs code that this user has neither trained with nor accepted."""
 
     def __init__(self, code: OwnCode, is_call: bool = False) -> None:
-        self.path = code.path
         self.accepts = f"{code.path}:{code.name}" if is_call else str(code.path)
         message = f"this run needs code of its own: {code.path} (sha256 {code.sha256})"
         if is_call:
             message = f"this run calls {code.name} of {code.path}, with which you have not trained"
-        elif any(name == code.file for name in _NAMED):
-            message = f"the file that `code` names differs from {code.path}, which this run needs"
         super().__init__(message, f"read it, then accept it: attnlm.accept_code({self.accepts!r})")
-
-
-_NAMED: list[str] = []
-"""names of the files that were accepted in this process"""
 
 
 def accept_code(path: str | Path) -> None:
@@ -158,9 +159,7 @@ def accept_code(path: str | Path) -> None:
     if not (colon and file.endswith(".py") and name.isidentifier()):
         file, name = str(path), ANY_MODULE
     content = files.read_bytes(Path(file))
-    sha256 = allow_call(content, name)
-    _NAMED.append(Path(file).name)
-    _append_to_list(sha256, name, Path(file).name)
+    _append_to_list(allow_call(content, name), name, Path(file).name)
 
 
 def named_code(text: str) -> OwnCode:
@@ -186,15 +185,19 @@ def is_code_name(value: object) -> bool:
 def allow_call(content: bytes, name: str) -> str:
     """Let a file run, and `name` of it be called, in this process; return the file's SHA-256."""
     sha256 = hashlib.sha256(content).hexdigest()
-    _CONTENTS[sha256] = content
-    _CALLS.setdefault(sha256, set()).add(name)
+    _SOURCES.setdefault(sha256, _Source(content)).calls.add(name)
     return sha256
+
+
+def _home_of(sha256: str) -> str:
+    """Return the name of the module as which a file runs."""
+    return f"attnlm_own_{sha256}"
 
 
 def _run_file(path: Path, content: bytes, sha256: str) -> ModuleType:
     """Run a file as a module of its own, without the working directory on the path."""
     lines = list(io.StringIO(files.decode_utf8(content, str(path)), None))
-    module = ModuleType(f"attnlm_own_{sha256[:16]}")
+    module = ModuleType(_home_of(sha256))
     module.__file__ = str(path)
     sys.modules[module.__name__] = module  # dataclasses look their module up
     _FILES.add(str(path))
@@ -233,7 +236,7 @@ def _without_neighbours(folders: Iterable[Path]) -> Iterator[None]:
     """Hide the modules in the working directory and in `folders`: a run keeps none of them."""
     here = {"", *map(str, (Path.cwd(), *folders))}
     modules = list(sys.modules.items())
-    tops = {name for name, module in modules if "." not in name and _home(module) in here}
+    tops = {name for name, module in modules if "." not in name and here & _folders_of(module)}
     tops -= {"attnlm", "__main__"}
     hidden = {name: module for name, module in modules if name.partition(".")[0] in tops}
     before = sys.path
@@ -247,14 +250,11 @@ def _without_neighbours(folders: Iterable[Path]) -> Iterator[None]:
         sys.modules.update(hidden)
 
 
-def _home(module: object) -> str | None:
-    """Return the folder from which a module was imported, if it was one."""
+def _folders_of(module: object) -> set[str]:
+    """Return the folders that hold a module's file or a package's folders."""
     known = getattr(module, "__dict__", {})
-    place = known.get("__file__") or next(iter(known.get("__path__", ())), None)
-    if not isinstance(place, str):
-        return None
-    is_package = "__path__" in known and known.get("__file__")
-    return str(Path(place).absolute().parents[1 if is_package else 0])
+    places = known.get("__path__") or (known.get("__file__"),)
+    return {str(Path(place).absolute().parent) for place in places if isinstance(place, str)}
 
 
 @contextlib.contextmanager
@@ -267,12 +267,13 @@ def opened_again(codes: Iterable[OwnCode]) -> Iterator[None]:
     import numpy as np
     import torch
 
-    before = dict(_MODULES)
+    before = {source: source.module for source in _SOURCES.values()}
     arguments = sys.argv
     folders = [code.path.parent for code in codes]
     states = random.getstate(), np.random.get_state()
     with _without_neighbours(folders), torch.random.fork_rng(devices=[]):
-        _MODULES.clear()
+        for source in before:
+            source.module = None
         torch.default_generator.manual_seed(_OTHER_SEED)
         random.seed(_OTHER_SEED)
         np.random.seed(_OTHER_SEED)
@@ -281,9 +282,10 @@ def opened_again(codes: Iterable[OwnCode]) -> Iterator[None]:
             yield
         finally:
             sys.argv = arguments
-            _MODULES.clear()
-            _MODULES.update(before)
-            sys.modules.update({module.__name__: module for module in before.values()})
+            for source in _SOURCES.values():
+                source.module = before.get(source)
+                if source.module is not None:
+                    sys.modules[source.module.__name__] = source.module
             random.setstate(states[0])
             np.random.set_state(states[1])
 
@@ -319,13 +321,13 @@ def _read_list() -> str:
 
 def _accepted_calls(sha256: str) -> set[str]:
     """Return what may be called of a file; empty if it may not run."""
-    return _listed_calls(sha256) | _CALLS.get(sha256, set())
+    named = _SOURCES[sha256].calls if sha256 in _SOURCES else set()
+    return _listed_calls(sha256) | named
 
 
 def _listed_calls(sha256: str) -> set[str]:
     lines = (line.strip().split("  ") for line in _read_list().split("\n"))
-    listed = [words for words in lines if words[0] == sha256]
-    return {words[1] for words in listed if len(words) == 3}
+    return {words[1] for words in lines if words[0] == sha256 and len(words) == 3}
 
 
 def _append_to_list(sha256: str, call: str, name: str) -> None:
@@ -355,9 +357,8 @@ def passed_code(thing: Callable[..., Any]) -> OwnCode:
     if not isinstance(thing, type | FunctionType) or name is None:
         raise UsageError(f"{thing!r} is not a class or function", "pass a class, or FILE.py:NAME")
     if (home := getattr(thing, "__module__", None) or "").startswith("attnlm_own_"):
-        sha256 = next(s for s, module in _MODULES.items() if module.__name__ == home)
-        path = Path(str(_MODULES[sha256].__file__))
-        return OwnCode(f"{path.name}:{name}", path, sha256)
+        path = Path(str(sys.modules[home].__file__))
+        return OwnCode(f"{path.name}:{name}", path, home.removeprefix("attnlm_own_"))
     try:
         if home not in sys.modules:
             raise LookupError(f"no module {home} is loaded")
@@ -460,12 +461,11 @@ def _statements(scope: Mapping[str, Any]) -> Iterator[_Statement]:
             raise LookupError("it is in no file")
         cells = [decode_source(files.read_bytes(path))]
     for number, cell in enumerate(cells, 1):
-        lines = re.split(rb"\r\n?|\n", cell.encode())  # str.splitlines splits at more
         line_now = _line_now(scope) if number == len(cells) else math.inf
         with contextlib.suppress(SyntaxError):  # in a cell that could not run
             for node in ast.parse(cell).body:
                 if node.lineno <= line_now:
-                    yield _statement(node, lines, scope)
+                    yield _statement(node, cell, scope)
 
 
 def _line_now(scope: Mapping[str, Any]) -> float:
@@ -479,13 +479,10 @@ def _line_now(scope: Mapping[str, Any]) -> float:
     return line
 
 
-def _statement(node: ast.stmt, lines: Sequence[bytes], scope: Mapping[str, Any]) -> _Statement:
+def _statement(node: ast.stmt, cell: str, scope: Mapping[str, Any]) -> _Statement:
     decorators = getattr(node, "decorator_list", [])
-    first = min([node.lineno, *(decorator.lineno for decorator in decorators)])
-    own = list(lines[first - 1 : node.end_lineno])
-    own[-1] = own[-1][: node.end_col_offset]
-    own[0] = own[0][node.col_offset :]
-    text = b"\n".join(own).decode()
+    node.lineno = min([node.lineno, *(decorator.lineno for decorator in decorators)])
+    text = ast.get_source_segment(cell, node) or ""
     reads: set[str] = set()
     reads_later: set[str] = set()
 

@@ -16,9 +16,15 @@ from attnlm.base.setting_fields import Setting, Settings, check_value, fields_of
 from attnlm.base.suggestions import suggestion
 from attnlm.config.recipes import Recipe, load_sizes
 from attnlm.config.training import TrainingConfig
-from attnlm.model.architecture import OWN, PRESETS, Architecture, architecture, missing_requirement
-from attnlm.model.own_arguments import check_argument
-from attnlm.model.own_specs import CODE, PREFIX, own_model, own_parts, with_defaults
+from attnlm.model.architecture import PRESETS, Architecture, architecture, missing_requirement
+from attnlm.model.own_arguments import (
+    CODE,
+    PREFIX,
+    check_argument,
+    resolved_arguments,
+    with_defaults,
+)
+from attnlm.model.own_specs import own_model
 from attnlm.model.spec import ModelSpec
 
 
@@ -59,8 +65,7 @@ class Config:
         """Return the arguments that own code is called with beside sizes; a loss has none."""
         if code == self.training.loss:
             return {}
-        arguments: Settings = getattr(with_defaults(self.spec), "arguments", {})
-        return arguments
+        return resolved_arguments(self.spec.codes, self.spec.arguments)
 
     def settings(self) -> Settings:
         """Return the settings of model and training in one dictionary, which is a valid recipe."""
@@ -80,7 +85,7 @@ RECORD_OF: dict[str, type] = {
     name: record for record in (Architecture, TrainingConfig) for name in fields_of(record)
 }
 """The record of each setting. The model's settings come first."""
-del RECORD_OF["wide_heads"]
+del RECORD_OF["wide_heads"], RECORD_OF["arguments"]
 CHOSEN_BY_NAME = ("model", "attention", "mlp", "scores", "loss")
 """Settings that may name own code."""
 
@@ -227,21 +232,22 @@ def _model_and_dropped(parts: Settings, settings: Settings) -> tuple[ModelSpec, 
 
     `settings` are the user's, without the recipe's.
     """
-    codes = {name: code for name, code in parts.items() if isinstance(code, OwnCode)}
-    parts = {k: v for k, v in parts.items() if k not in codes}
+    codes = [name for name, code in parts.items() if isinstance(code, OwnCode)]
     arguments = {k.removeprefix(PREFIX): v for k, v in parts.items() if k.startswith(PREFIX)}
+    parts = {k: v for k, v in parts.items() if not k.startswith(PREFIX)}
     if arguments and not codes:
         raise UsageError(
             f"{next(iter(arguments))!r} is set, but no code of your own takes arguments",
             "name the code, as in `attention` mine.py:MyHead",
         )
-    if "model" in codes:
-        return own_model(codes, parts), ()
-    parts.pop("scores", None)  # it has one value, the default, if it is not own code
-    name = str(parts.pop("model", fields_of(Architecture)["model"].default))
-    used = _parts_with_effect(name, parts, settings, codes)
-    spec: ModelSpec = own_parts(name, used, codes) if codes else architecture(name, used)
-    return spec, tuple(k for k in parts if k not in used)
+    model = parts.pop("model", fields_of(Architecture)["model"].default)
+    if isinstance(model, OwnCode):
+        return own_model(model, parts, arguments), ()
+    if "scores" not in codes:
+        parts.pop("scores", None)  # it has one other value, the default
+    used = _parts_with_effect(str(model), parts, settings, codes)
+    dropped = tuple(k for k in parts if k not in used)
+    return architecture(str(model), used, arguments), dropped
 
 
 def check_files(codes: Iterable[OwnCode]) -> None:
@@ -300,21 +306,19 @@ def _parts_with_effect(
 ) -> Settings:
     """Return `parts` without the recipe's parts that have no effect because of `settings`.
 
-    `codes` are the parts that own code replaces. In a recipe as it stands, a part without effect is
+    `codes` are the parts that are own code. In a recipe as it stands, a part without effect is
     an error, which `architecture` raises.
     """
     preset = PRESETS[model]
-    kept = {*settings, *(k for k in parts if k.startswith(PREFIX))}
+    kept = {*settings, *codes}
     if "model" in settings:
         known = {*preset.settings, *(["positions"] if codes else [])}
         parts = {k: v for k, v in parts.items() if k in kept | known}
     if codes or "model" in settings or any(k in settings for k in parts):
-        merged = {**preset.parts, **parts, **dict.fromkeys(codes, OWN)}
+        merged = {**preset.parts, **parts}
         if "attention" in codes and parts.get("positions") == "rotary" != settings.get("positions"):
             merged.pop("positions")  # own attention cannot rotate, whatever a recipe says
-        effective = {
-            k for k in merged if not k.startswith(PREFIX) and missing_requirement(k, merged) is None
-        }
+        effective = {k for k in merged if missing_requirement(k, merged) is None}
         parts = {k: v for k, v in parts.items() if k in kept | effective}
     return parts
 

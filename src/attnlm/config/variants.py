@@ -16,7 +16,7 @@ from attnlm.base.suggestions import equivalent_name, suggestion
 from attnlm.config.settings import RECORD_OF, check_setting, resolve
 from attnlm.config.training import TrainingConfig
 from attnlm.model.architecture import MODELS, PRESETS
-from attnlm.model.own_specs import PREFIX
+from attnlm.model.own_arguments import PREFIX
 
 _BOOLEANS = {"true": True, "yes": True, "false": False, "no": False}
 _CODE = r"(?:[A-Za-z]:)?[^:=]*\.py:\w+"

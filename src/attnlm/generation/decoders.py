@@ -17,8 +17,7 @@ from attnlm.compute.native import native_library
 from attnlm.generation.batch import Batch
 from attnlm.generation.native_decoder import NativeDecoder, NativeModel
 from attnlm.generation.next_token import Array, Ids, Probabilities, draw, unnormalised_probabilities
-from attnlm.model.architecture import Architecture
-from attnlm.model.spec import ModelSpec
+from attnlm.model.spec import ModelSpec, is_ours
 
 _MOST_ON_CPU = 30_000_000
 """The most weights with which the decoder in C generates a text faster than a GPU, which waits at
@@ -55,7 +54,7 @@ class BigramTable:
 
 def is_known(spec: ModelSpec) -> bool:
     """Return True if `decoders_from_weights` knows all parts of a model."""
-    return isinstance(spec, Architecture)
+    return is_ours(spec)
 
 
 def decoders_from_weights(
@@ -63,7 +62,7 @@ def decoders_from_weights(
 ) -> NewDecoder | None:
     """Return decoders, in NumPy or in C, of a model that is known and that has these weights, in
     float32; None if there are no kernels."""
-    assert isinstance(spec, Architecture)
+    assert is_ours(spec)
     if not spec.width:
         table_VV = read_weights()["table.weight"]
         return lambda _: BigramTable(table_VV)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import bisect
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from attnlm.base.errors import UsageError
+from attnlm.base.own_code import OwnCode
 from attnlm.base.setting_fields import Setting, Settings, fields_of, setting
 from attnlm.model.costs import Costs, compute_costs, map_shapes, parameter_shapes
-from attnlm.model.spec import ModelSpec, Shapes, own_code_reason
+from attnlm.model.own_arguments import PREFIX
+from attnlm.model.spec import ModelSpec, Shapes, is_ours, own_code_reason
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from attnlm.base.own_code import OwnCode
     from attnlm.model.language_model import Bigram, Transformer
 
 MODELS = (
@@ -36,8 +35,8 @@ _WIDEST_HEAD = 2**16
 _ANY = "any"
 """In `needs`: any value except none"""
 _SOFTMAX = ("attention", "softmax")
-OWN = "own"
-"""The value of a part that the user's own code replaces; see own_specs.py"""
+_OWN = "own"
+"""In `needs`: code of the user's"""
 _ROTARY = ("positions", "rotary")
 
 
@@ -91,7 +90,7 @@ class Architecture:
         "attention heads per layer",
         default=1,
         at_most=_MOST_HEADS,
-        needs=(_SOFTMAX, ("attention", OWN)),
+        needs=(_SOFTMAX, ("attention", _OWN)),
     )
     kv_heads: int | None = _size(
         "key/value heads, each shared by a group of query heads; default: as many as `heads`",
@@ -182,6 +181,8 @@ class Architecture:
         below=1,
         needs=(("residual", True), _SOFTMAX),
     )
+    arguments: Settings = field(default_factory=dict, hash=False)
+    """the values of own code's arguments, by name; attention, scores and mlp may be an OwnCode"""
 
     def __post_init__(self) -> None:
         if self.embed_dim is None:
@@ -198,8 +199,8 @@ class Architecture:
 
     @property
     def name(self) -> str:
-        """Return the name of the preset."""
-        return self.model
+        """Return the names of the preset and of own parts, such as multi-head-Temperature."""
+        return "-".join([self.model, *(code.name for code in self.codes.values())])
 
     @property
     def preset(self) -> str:
@@ -229,9 +230,13 @@ class Architecture:
         # SwiGLU has three matrices. With width 8/3 C, they are as large as two of width 4C.
         return -(-8 * self.width // 3 // 8) * 8 if self.mlp == "swiglu" else 4 * self.width
 
-    @property
+    @functools.cached_property
     def lm_head_inputs(self) -> int:
         """Return the width of the blocks' output, which the LM head reads."""
+        if isinstance(self.attention, OwnCode):
+            from attnlm.model.own_modules import output_width
+
+            return output_width(self)
         joins = self.attention == "softmax" and not self.projection
         return self.heads * self.head_dim if joins else self.width
 
@@ -242,11 +247,11 @@ class Architecture:
 
     @property
     def codes(self) -> Mapping[str, OwnCode]:
-        return {}
+        return {name: value for name, value in vars(self).items() if isinstance(value, OwnCode)}
 
     @property
     def has_attention(self) -> bool:
-        return self.maps_per_layer > 0
+        return self.maps_per_layer > 0 or bool(self.codes)
 
     @property
     def has_blocks(self) -> bool:
@@ -254,11 +259,12 @@ class Architecture:
 
     @property
     def has_matrices(self) -> bool:
-        return bool(map_shapes(self))
+        return bool(self.codes or map_shapes(self))
 
     @property
     def slides(self) -> bool:
-        return self.layers == 1 and self.positions != "rotary" and self.mlp == "none"
+        is_rung = self.layers == 1 and self.positions != "rotary" and self.mlp == "none"
+        return is_rung or bool(self.codes)
 
     @property
     def materializes_attention(self) -> bool:
@@ -271,12 +277,15 @@ class Architecture:
     def settings(self) -> Settings:
         """Return the preset and the settings in effect, which together define this model."""
         values = {name: getattr(self, name) for name in fields_of(Architecture)}
-        names = ("model", *PRESETS[self.model].settings)
-        return {
+        names = dict.fromkeys(
+            ("model", *PRESETS[self.model].settings, *_settings_beside(self.codes))
+        )
+        used = {
             n: values[n]
             for n in names
             if values[n] is not None and missing_requirement(n, values) is None
         }
+        return used | {PREFIX + name: value for name, value in self.arguments.items()}
 
     def build(self, vocab_size: int) -> Bigram | Transformer:
         from attnlm.model.language_model import Bigram, Transformer
@@ -286,15 +295,19 @@ class Architecture:
         return Transformer(self, vocab_size)
 
     def costs(self, vocab_size: int) -> Costs:
-        return compute_costs(self, vocab_size)
+        if not self.codes:
+            return compute_costs(self, vocab_size)
+        from attnlm.model.own_modules import measured_costs
 
-    def buffers(self, vocab_size: int) -> Mapping[str, Tensor]:
-        """Return {}: a checkpoint holds only the parameters."""
-        return {}
+        return measured_costs(self, vocab_size)
 
     def parameter_shapes(self, vocab_size: int) -> Shapes:
         """Return the shape of each parameter by its name."""
-        return parameter_shapes(self, vocab_size)
+        if not self.codes:
+            return parameter_shapes(self, vocab_size)
+        from attnlm.model.own_modules import built_shapes
+
+        return built_shapes(self, vocab_size)
 
 
 class UnsupportedError(UsageError):
@@ -307,7 +320,7 @@ def require_architecture(spec: ModelSpec, purpose: str, lacking: str | None = No
     Raises UnsupportedError for own code, and if `lacking` says what that code does not know.
     """
     reason = own_code_reason(spec) or lacking
-    if reason is None and isinstance(spec, Architecture):
+    if reason is None and is_ours(spec):
         return spec
     raise UnsupportedError(f"{spec.name} cannot have {purpose}: {reason}", "use another model")
 
@@ -372,11 +385,12 @@ def missing_requirement(name: str, settings: Mapping[str, Any]) -> str | None:
     def is_met(other: str, needed: Any) -> bool:
         value = settings.get(other, described[other].default)
         fits = value not in ("none", None) if needed is _ANY else value == needed
+        fits |= needed is _OWN and isinstance(value, OwnCode)
         return fits and missing_requirement(other, settings) is None
 
     if not needs or any(is_met(other, value) for other, value in needs):
         return None
-    return " or ".join(_needed_setting(other, value) for other, value in needs if value != OWN)
+    return " or ".join(_needed_setting(other, value) for other, value in needs if value != _OWN)
 
 
 def _needed_setting(name: str, value: Any) -> str:
@@ -397,7 +411,7 @@ class Preset:
     settings: tuple[str, ...]
 
 
-_NOT_PARTS = ("model", "wide_heads", "scores")
+_NOT_PARTS = ("model", "wide_heads", "scores", "arguments")
 _ALL_PARTS = tuple(f.name for f in fields(Architecture) if f.name not in _NOT_PARTS)
 _TRANSFORMER: Settings = {
     "embed_dim": 128,
@@ -450,18 +464,25 @@ PRESETS: dict[str, Preset] = {
 
 
 def architecture(
-    model: str, settings: Mapping[str, Setting], replaced: Iterable[str] = ()
+    model: str, settings: Mapping[str, Setting], arguments: Settings | None = None
 ) -> Architecture:
     """Return the architecture of a preset with some of its settings changed.
 
-    Own code computes the parts in `replaced`, which makes `positions` a setting of every preset.
-    Raises UsageError if the preset lacks a setting, if a setting has no effect, or if parts or
-    sizes do not fit each other.
+    Some may be own code, which has `arguments`. Raises UsageError if the preset lacks a setting or
+    a part to replace, if a setting has no effect, or if parts or sizes do not fit each other.
     """
     preset = PRESETS[model]
-    merged = {**preset.parts, **settings, **dict.fromkeys(replaced, OWN)}
+    codes = {name: value for name, value in settings.items() if isinstance(value, OwnCode)}
+    merged = {**preset.parts, **settings}
+    for kind in codes:
+        if preset.parts.get(kind, fields_of(Architecture)[kind].default) == "none":
+            raise UsageError(
+                f"{model} has no {kind} that your own could replace", "use `model` transformer"
+            )
+    if "attention" in codes and preset.parts.get("positions") == "rotary":
+        merged["positions"] = settings.get("positions", "learned")  # it has its own queries
     for name in settings:
-        if name not in preset.settings and not (replaced and name == "positions"):
+        if name not in (*preset.settings, *_settings_beside(codes)):
             users = [m for m in PRESETS if name in PRESETS[m].settings]
             raise UsageError(
                 f"`{name}` does not apply to {model}", f"use `model` {' or '.join(users)}"
@@ -471,4 +492,9 @@ def architecture(
     used = {
         name: value for name, value in merged.items() if missing_requirement(name, merged) is None
     }
-    return Architecture(model=model, **used)  # type: ignore[arg-type]
+    return Architecture(model=model, arguments=arguments or {}, **used)  # type: ignore[arg-type]
+
+
+def _settings_beside(codes: Mapping[str, OwnCode]) -> tuple[str, ...]:
+    """Return the settings that every preset has with these parts of the user's."""
+    return (*codes, "positions") if codes else ()

@@ -15,10 +15,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from attnlm.base.errors import AttnlmError, NotFiniteError
-from attnlm.base.own_code import OwnCode
-from attnlm.model.architecture import Architecture
 from attnlm.model.language_model import LanguageModel
-from attnlm.model.spec import ModelSpec
+from attnlm.model.spec import ModelSpec, is_ours
 
 _TOLERANCE = 1e-3
 """The largest difference of two results that are equal, as a fraction of the largest number."""
@@ -50,7 +48,7 @@ def is_as_built(model: LanguageModel) -> bool:
     Otherwise, a class, function, module or attribute was changed from outside. Code that computes a
     model without calling its modules must not be used then.
     """
-    if not isinstance(model.spec, Architecture):
+    if not is_ours(model.spec):
         return False
     built = meta_model(model.spec, model.vocab_size)
     kinds = {*map(type, model.modules())}
@@ -176,9 +174,8 @@ def uninitialised_model(spec: ModelSpec, vocab_size: int) -> LanguageModel:
 
 def _run_files(spec: ModelSpec) -> None:
     """Run the files of own code, whose variables need their initialisation."""
-    for code in spec.settings().values():
-        if isinstance(code, OwnCode):
-            code.load()
+    for code in spec.codes.values():
+        code.load()
 
 
 class _WithoutInitialisation(TorchFunctionMode):

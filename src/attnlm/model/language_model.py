@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from attnlm.base.errors import AttnlmError
-from attnlm.base.own_code import OwnCode
 from attnlm.model.attention import (
     LayerCache,
     ParameterFreeAttention,
@@ -24,10 +23,10 @@ from attnlm.model.attention import (
 from attnlm.model.layers import Dropout, build_norm, recomputed
 from attnlm.model.loss import cross_entropy, linear_cross_entropy
 from attnlm.model.mlp import MLP
+from attnlm.model.own_parts import own_part
 
 if TYPE_CHECKING:
     from attnlm.model.architecture import Architecture
-    from attnlm.model.own_specs import OwnParts
     from attnlm.model.spec import ModelSpec
 
 Caches = list[LayerCache] | None
@@ -93,14 +92,10 @@ class Transformer(LanguageModel):
     recompute = False
     """True to recompute the activations of blocks in the backward pass instead of keeping them."""
 
-    def __init__(
-        self, architecture: Architecture, vocab_size: int, own: OwnParts | None = None
-    ) -> None:
+    def __init__(self, architecture: Architecture, vocab_size: int) -> None:
         super().__init__()
-        a = self.architecture = architecture
-        self.spec = architecture if own is None else own
+        self.spec = self.architecture = a = architecture
         self.vocab_size = vocab_size
-        lm_head_inputs = a.lm_head_inputs if own is None else own.lm_head_inputs
         self.token_embedding = nn.Embedding(vocab_size, a.width)
         # In measurements, models learned faster with embeddings smaller than the blocks' outputs.
         std = (0.02 if a.tie_embeddings else 0.3) if a.residual else 1.0
@@ -111,9 +106,9 @@ class Transformer(LanguageModel):
             self.position_embedding = nn.Embedding(a.block_size, a.width)
             nn.init.normal_(self.position_embedding.weight, std=std if a.residual else 0.5)
         self.dropout = Dropout(a.dropout if a.residual else 0.0)
-        self.blocks = nn.ModuleList(Block(a, own, layer) for layer in range(a.layers))
-        self.norm = build_norm(a, lm_head_inputs)
-        self.head = nn.Linear(lm_head_inputs, vocab_size, bias=a.head_bias)
+        self.blocks = nn.ModuleList(Block(a, layer) for layer in range(a.layers))
+        self.norm = build_norm(a, a.lm_head_inputs)
+        self.head = nn.Linear(a.lm_head_inputs, vocab_size, bias=a.head_bias)
         # An LM head of zeros makes equal logits: the initial loss is ln V.
         if a.tie_embeddings:
             self.head.weight = self.token_embedding.weight
@@ -182,11 +177,11 @@ class Block(nn.Module):
     The residual connections (`x +`), the norms, attention and MLP are optional.
     """
 
-    def __init__(self, a: Architecture, own: OwnParts | None = None, layer: int = 0) -> None:
+    def __init__(self, a: Architecture, layer: int = 0) -> None:
         super().__init__()
         self.residual = a.residual
         self.attention: nn.Module | None = None
-        made = {} if own is None else {kind: own_part(own, kind, layer) for kind in own.codes}
+        made = {kind: own_part(a, kind, layer) for kind in a.codes}
         if "attention" in made:
             self.attention = made["attention"]
         elif a.attention == "softmax":
@@ -219,58 +214,6 @@ class Block(nn.Module):
         return x
 
 
-class OwnPart(nn.Module):
-    """A part of the user's: `module` maps (B, T, C) → (B, T, width)."""
-
-    def __init__(self, code: OwnCode, module: nn.Module, width: int) -> None:
-        super().__init__()
-        self.module = module
-        self._code = code
-        self._width = width
-
-    def forward(self, x_BTC: Tensor, rotation: object = None, cache: object = None) -> Tensor:
-        """Return the module's output, the first if it has several. It knows no cache."""
-        with on_device_of(x_BTC):
-            y = self.module(x_BTC)
-        y = y[0] if isinstance(y, tuple) else y
-        return require_shape(self._code, y, (*x_BTC.shape[:2], self._width))
-
-
-class OwnScores(nn.Module):
-    """Attention scores of the user's: queries and keys (B, H, T, D) → (B, H, T, T)."""
-
-    def __init__(self, code: OwnCode, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-        self._code = code
-
-    def forward(self, query_BHTD: Tensor, key_BHTD: Tensor) -> Tensor:
-        """Return the scores, before mask and softmax."""
-        with on_device_of(query_BHTD):
-            scores = self.module(query_BHTD, key_BHTD)
-        return require_shape(self._code, scores, (*query_BHTD.shape[:3], key_BHTD.size(2)))
-
-
-def own_part(own: OwnParts, kind: str, layer: int) -> OwnPart | OwnScores:
-    """Return a part of the user's for a layer."""
-    module = own.make_module(kind, layer)
-    if kind == "scores":
-        return OwnScores(own.codes[kind], module)
-    width = own.lm_head_inputs if kind == "attention" else own.architecture.width
-    return OwnPart(own.codes[kind], module, width)
-
-
-def on_device_of(x: Tensor) -> contextlib.AbstractContextManager[object]:
-    """Return a context in which own code makes new tensors on the device of x.
-
-    Own code often names no device, as in `torch.arange(T)`, which then works on a GPU too.
-    torch.compile would not compile code inside of the context: the training step has it outside.
-    """
-    if x.is_cpu or x.is_meta or torch.compiler.is_compiling():
-        return contextlib.nullcontext()
-    return x.device
-
-
 def without_gradients(model: object) -> contextlib.AbstractContextManager[object]:
     """Return a context in which a model is called and not trained.
 
@@ -280,17 +223,3 @@ def without_gradients(model: object) -> contextlib.AbstractContextManager[object
     spec: ModelSpec | None = getattr(model, "spec", None)
     is_ours = spec is not None and not spec.codes
     return torch.inference_mode() if is_ours else torch.no_grad()
-
-
-class OwnOutputError(AttnlmError):
-    """Raised when own code returns something of another form."""
-
-
-def require_shape(code: OwnCode, output: object, shape: tuple[int, ...]) -> Tensor:
-    """Return the output of own code. Raises OwnOutputError unless it is a tensor of this shape."""
-    if isinstance(output, Tensor) and output.shape == shape:
-        return output
-    actual = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-    raise OwnOutputError(
-        f"{code} returns {actual}, and the model needs {shape}", "change what it returns"
-    )

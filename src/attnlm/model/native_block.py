@@ -21,7 +21,7 @@ from attnlm.compute.native.structs import MLPS, NORMS, CPass, CWeights
 from attnlm.model.architecture import Architecture
 from attnlm.model.attention import Rotation
 from attnlm.model.language_model import Transformer
-from attnlm.model.spec import ModelSpec
+from attnlm.model.spec import ModelSpec, is_ours
 
 _NORMS = {
     "attention_norm": "attention",
@@ -35,7 +35,7 @@ _OF_NORM = {"gain": "_gain", "bias": "_shift"}
 
 def has_native_blocks(spec: ModelSpec) -> bool:
     """Return True if block.c computes the blocks of a model."""
-    if not isinstance(spec, Architecture):
+    if not is_ours(spec):
         return False
     return spec.attention == "softmax" and spec.residual and spec.projection
 

@@ -1,19 +1,22 @@
-"""The arguments of own code: which it has, their values, and the module that a call returns."""
+"""The arguments of own code: which it has, and their values."""
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import math
-import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
-from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.errors import UsageError
 from attnlm.base.own_code import OwnCode
 from attnlm.base.setting_fields import Setting, Settings, quoted
 from attnlm.base.suggestions import suggestion
+from attnlm.model.spec import ModelSpec
 
+PREFIX = "set."
+"""The prefix of the arguments of own code among the settings."""
+CODE = "code"
+"""The setting that records the SHA-256 of each file."""
 _PART_SIZES = ("embed_dim", "heads", "block_size", "layer")
 _SIZES = {"model": ("vocab_size", "block_size"), "scores": (*_PART_SIZES, "head_size")}
 """The arguments that attnlm gives, by what the code is; those of other parts are _PART_SIZES"""
@@ -48,98 +51,56 @@ def check_argument(name: str, value: object) -> None:
         )
 
 
-def build_module(code: OwnCode, sizes: Mapping[str, Any], arguments: Settings) -> Any:
-    """Call own code with those of `sizes` and `arguments` that it names, and return its module.
+def with_defaults(spec: ModelSpec, chosen: Iterable[str] = ()) -> ModelSpec:
+    """Return a description with the value of each argument of its own code, which runs.
 
-    Raises UsageError for an argument that attnlm does not give, and AttnlmError if the code does
-    not return a module.
+    Raises UsageError for arguments that the code does not have or that have wrong values, and for
+    `heads` among the settings that the user has `chosen`, if the attention takes none.
     """
-    import torch
-    from torch import nn
-
-    called = code.check_call(arguments)
-    parameters = code_arguments(code)
-    for name, parameter in parameters.items():
-        is_variable = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        if parameter.default is parameter.empty and not is_variable and name not in sizes:
-            raise UsageError(
-                f"{code} needs the argument {name}, which attnlm does not give",
-                f"give it a default, or use some of {', '.join(sizes)}",
-            )
-    values = {**arguments, **sizes}
-    with contextlib.redirect_stdout(sys.stderr):  # results alone go to stdout
-        module = called(**{name: values[name] for name in parameters if name in values})
-    if not isinstance(module, nn.Module):
-        raise AttnlmError(
-            f"{code} returns {type(module).__name__}, not a module", "return a torch.nn.Module"
-        )
-    owner = object()  # of parameters: other runs would train those that several modules share
-    for name, tensor in module.named_parameters():
-        if tensor.dtype != torch.float32:
-            raise AttnlmError(
-                f"{code}: the parameter {name} is of type {tensor.dtype}",
-                "make it torch.float32; use a buffer for what is not trained",
-            )
-        if vars(tensor).setdefault("attnlm_owner", owner) is not owner:
-            raise AttnlmError(
-                f"{code}: the parameter {name} exists before the module, and others share it",
-                "make it in the constructor",
-            )
-    for name, buffer in module.named_buffers():
-        first = vars(buffer).setdefault("attnlm_first", None)
-        if first is None:
-            vars(buffer)["attnlm_first"] = buffer.detach().clone()
-        elif not torch.equal(first, buffer):
-            raise AttnlmError(
-                f"{code}: the buffer {name} exists before the module, and another one changed it",
-                "make it in the constructor",
-            )
-    return module
-
-
-def check_forward(code: OwnCode, kind: str, module: Any) -> None:
-    """Raise UsageError if a part can't be called with what parts of its kind get."""
-    inputs = ("query", "key") if kind == "scores" else ("x",)
-    try:
-        inspect.signature(module.forward).bind(*inputs)
-    except TypeError as error:
+    attention = spec.codes.get("attention")
+    if attention is not None and "heads" in chosen and "heads" not in code_arguments(attention):
         raise UsageError(
-            f"{code} does not fit `{kind}`: forward({', '.join(inputs)}): {error}",
-            "`scores` get query and key, `attention` and `mlp` get x: choose among them",
-        ) from None
+            f"`heads` has no effect: {attention} has no argument heads", "leave `heads` out"
+        )
+    if not spec.codes:
+        return spec
+    values = resolved_arguments(spec.codes, spec.arguments)
+    return replace(spec, arguments=values)  # type: ignore[type-var]
 
 
-def check_names(arguments: Settings, known: set[str], codes: Mapping[str, OwnCode]) -> None:
-    """Raise UsageError for an argument that is not `known`."""
-    for name in arguments:
-        if name not in known:
+def resolved_arguments(codes: Mapping[str, OwnCode], given: Settings) -> Settings:
+    """Return the value of each argument of own code: the given one, or the default."""
+    values: Settings = {}
+    for kind, code in codes.items():
+        for name, default in settings_of(code, kind).items():
+            values[name] = (
+                _in_type_of(default, given[name], name, code) if name in given else default
+            )
+    for name in given:
+        if name not in values:
             named = " and ".join(codes.values())
-            hint = suggestion(name, known, f"it has {', '.join(sorted(known)) or 'none'}")
+            hint = suggestion(name, values, f"it has {', '.join(sorted(values)) or 'none'}")
             raise UsageError(f"{named} has no argument {quoted(name)} with a default", hint)
-
-
-def resolve_arguments(code: OwnCode, defaults: Settings, arguments: Settings) -> Settings:
-    """Return the value of each argument: the given one, or the default, in the default's type."""
-    values = dict(defaults)
-    for name in defaults.keys() & arguments.keys():
-        kind = type(defaults[name])
-        value = arguments[name]
-        try:
-            if isinstance(value, str) and kind in (int, float):
-                value = kind(value)
-            elif isinstance(value, str) and kind is bool:
-                value = {"true": True, "false": False}[value.lower()]
-            elif kind is float and type(value) is int:
-                value = float(value)
-            if type(value) is not kind or not _is_value(value):
-                raise ValueError
-        except (ValueError, KeyError, OverflowError):
-            raise UsageError(
-                f"invalid value for {name} of {code}: {quoted(arguments[name])}",
-                f"it must be of type {kind.__name__}, as its default {defaults[name]!r}",
-            ) from None
-        values[name] = value
     return values
+
+
+def _in_type_of(default: Setting, given: Setting, name: str, code: OwnCode) -> Setting:
+    """Return the given value of an argument in the type of its default."""
+    kind = type(default)
+    value = given
+    try:
+        if isinstance(value, str) and kind is bool:
+            value = {"true": True, "false": False}[value.lower()]
+        elif kind in (int, float) and type(value) in (int, str):
+            value = kind(value)
+        if type(value) is not kind or not _is_value(value):
+            raise ValueError
+    except (ValueError, KeyError, OverflowError):
+        raise UsageError(
+            f"invalid value for {name} of {code}: {quoted(given)}",
+            f"it must be of type {kind.__name__}, as its default {default!r}",
+        ) from None
+    return value
 
 
 def infer_kind(code: OwnCode) -> str:

@@ -16,14 +16,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from attnlm.base.own_code import OwnCode
+from attnlm.base.errors import UsageError
 from attnlm.model.costs import Costs
-from attnlm.model.inspection import uninitialised_model
-from attnlm.model.language_model import Caches, LanguageModel, on_device_of, require_shape
+from attnlm.model.inspection import parameter_count, stored_buffers, uninitialised_model
+from attnlm.model.language_model import Caches, LanguageModel
+from attnlm.model.own_arguments import resolved_arguments
+from attnlm.model.own_parts import build_module, on_device_of, part_module, require_shape
 
 if TYPE_CHECKING:
-    from attnlm.model.own_specs import OwnModel, OwnParts
-    from attnlm.model.spec import ModelSpec
+    from attnlm.model.architecture import Architecture
+    from attnlm.model.own_specs import OwnModel
+    from attnlm.model.spec import ModelSpec, Shapes
 
 _TARGETS = ("targets", "target", "labels", "y", "yb")
 
@@ -35,11 +38,16 @@ class OwnLanguageModel(LanguageModel):
     position only if it gets no targets, as in nanoGPT. The loss is always computed here.
     """
 
-    def __init__(self, spec: OwnModel, vocab_size: int, module: nn.Module) -> None:
+    def __init__(self, spec: OwnModel, vocab_size: int, module: nn.Module | None = None) -> None:
+        """Build the module, or take the one that the user has built."""
         super().__init__()
         self.spec = spec
         self._code = spec.code
         self.vocab_size = vocab_size
+        if module is None:
+            sizes = {"vocab_size": vocab_size, "block_size": spec.block_size}
+            arguments = resolved_arguments(spec.codes, spec.arguments)
+            module = build_module(spec.code, sizes, arguments)
         self.module = module
         parameters = inspect.signature(module.forward).parameters
         self.targets_name = next((name for name in parameters if name in _TARGETS), None)
@@ -76,15 +84,42 @@ class OwnLanguageModel(LanguageModel):
 # --- What running the code tells ------------------------------------------------------------------
 
 
-def output_width(spec: OwnParts) -> int:
-    """Return the number of features that the user's attention returns for each token."""
-    a = spec.architecture
+def output_width(a: Architecture) -> int:
+    """Return the number of features that the user's attention returns for each token.
+
+    It may differ from the embeddings' in a model of one layer. Raises UsageError for others.
+    """
+    code = a.codes["attention"]
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        module = spec.make_module("attention", 0).eval()
+        module = part_module(a, "attention", 0).eval()
         y = module(torch.zeros(1, min(2, a.block_size), a.width))
     y = y[0] if isinstance(y, tuple) else y
     width = y.size(-1) if isinstance(y, Tensor) and y.dim() else a.width
-    return require_shape(spec.codes["attention"], y, (1, min(2, a.block_size), width)).size(-1)
+    require_shape(code, y, (1, min(2, a.block_size), width))
+    if width != a.width and (a.residual or a.layers > 1 or a.mlp != "none"):
+        raise UsageError(
+            f"{code} makes {width} features of {a.width}, and the residual stream of {a.model} has "
+            f"{a.width}",
+            f"return {a.width} features, or use it in a model of one layer, such as multi-head",
+        )
+    return width
+
+
+def built_shapes(spec: ModelSpec, vocab_size: int) -> Shapes:
+    """Return the shape of each parameter of a model with own code."""
+    named = _unwritten_model(spec, vocab_size).named_parameters()
+    return {name: tuple(parameter.shape) for name, parameter in named}
+
+
+def built_buffers(spec: ModelSpec, vocab_size: int) -> dict[str, Tensor]:
+    """Return the buffers of a new model with own code that a checkpoint holds."""
+    return stored_buffers(_unwritten_model(spec, vocab_size))
+
+
+def _unwritten_model(spec: ModelSpec, vocab_size: int) -> LanguageModel:
+    """Return the model with weights that were not written, and so take no memory."""
+    with torch.random.fork_rng(devices=[]):
+        return uninitialised_model(spec, vocab_size)
 
 
 def measured_costs(spec: ModelSpec, vocab_size: int) -> Costs:
@@ -93,10 +128,11 @@ def measured_costs(spec: ModelSpec, vocab_size: int) -> Costs:
     For a large model, the pass runs on PyTorch's meta device, which computes shapes without
     numbers, and imports PyTorch's compiler. The whole model counts as one layer.
     """
-    hashes = [v.sha256 for v in spec.settings().values() if isinstance(v, OwnCode)]
+    vocab_size = max(1, vocab_size)
+    hashes = [code.sha256 for code in spec.codes.values()]
     key = repr((spec.name, spec.settings(), hashes)), vocab_size
     if key not in _MEASURED:
-        numbers = sum(p.numel() for p in model_for_shapes(spec, vocab_size).parameters())
+        numbers = parameter_count(spec, vocab_size)
         if numbers > _LARGE:
             with contextlib.suppress(Exception):  # code that needs numbers runs on the CPU
                 _MEASURED[key] = _costs_on("meta", spec, vocab_size)
@@ -107,12 +143,6 @@ def measured_costs(spec: ModelSpec, vocab_size: int) -> Costs:
 
 _LARGE = 10**7  # parameters, above which a pass on the CPU takes seconds
 _MEASURED: dict[tuple[str, int], Costs] = {}
-
-
-def model_for_shapes(spec: ModelSpec, vocab_size: int) -> LanguageModel:
-    """Return the model with weights that were not written, and so take no memory."""
-    with torch.random.fork_rng(devices=[]):
-        return uninitialised_model(spec, vocab_size)
 
 
 class _Counting(TorchDispatchMode):

@@ -20,9 +20,9 @@ from torch.overrides import TorchFunctionMode
 
 from attnlm.base.errors import AttnlmError
 from attnlm.compute.threads import flush_subnormals
-from attnlm.model.architecture import Architecture
 from attnlm.model.attention import shared_heads
 from attnlm.model.language_model import Block, LanguageModel, Transformer, without_gradients
+from attnlm.model.spec import is_ours
 
 Head = tuple[int, int]
 """The position of a head: its layer and its number in the layer, both from 0."""
@@ -254,8 +254,7 @@ def texts_at_once(model: LanguageModel, length: int, most_tokens: int) -> int:
 
     Own code may have the same attention maps for all texts, which only a single text shows.
     """
-    is_ours = isinstance(model.spec, Architecture)
-    return max(1, most_tokens // length) if is_ours else 1
+    return max(1, most_tokens // length) if is_ours(model.spec) else 1
 
 
 def record(

@@ -8,14 +8,13 @@ from `require_architecture`, which refuses other implementations.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeGuard
 
 from attnlm.base.setting_fields import Settings
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from attnlm.base.own_code import OwnCode
+    from attnlm.model.architecture import Architecture
     from attnlm.model.costs import Costs
     from attnlm.model.language_model import LanguageModel
 
@@ -40,6 +39,10 @@ class ModelSpec(Protocol):
     @property
     def codes(self) -> Mapping[str, OwnCode]:
         """Return the user's own code by what it replaces; empty for our models."""
+
+    @property
+    def arguments(self) -> Settings:
+        """Return the values of own code's arguments that have defaults, by name."""
 
     @property
     def has_attention(self) -> bool:
@@ -73,8 +76,10 @@ class ModelSpec(Protocol):
     def parameter_shapes(self, vocab_size: int) -> Shapes:
         """Return the shape of each parameter by its name, without its numbers."""
 
-    def buffers(self, vocab_size: int) -> Mapping[str, Tensor]:
-        """Return tensors like those that a checkpoint holds in addition to the parameters."""
+
+def is_ours(spec: ModelSpec) -> TypeGuard[Architecture]:
+    """Return True for an architecture without own code."""
+    return not spec.codes
 
 
 def own_code_reason(spec: ModelSpec) -> str | None:

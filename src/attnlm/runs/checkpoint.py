@@ -48,7 +48,11 @@ def load_checkpoint(
     Raises AttnlmError if the file is missing, damaged or of another model. Raises NotFiniteError if
     weights are NaN or infinite; training never saves such weights.
     """
-    buffers = spec.buffers(vocab_size)
+    buffers: Mapping[str, Any] = {}
+    if spec.codes:
+        from attnlm.model.own_modules import built_buffers
+
+        buffers = built_buffers(spec, vocab_size)
     forms = {n: _form("float32", shape) for n, shape in spec.parameter_shapes(vocab_size).items()}
     forms |= {name: _form_of(buffer) for name, buffer in buffers.items()}
     with _opened(path, "pt" if buffers else "np") as file:

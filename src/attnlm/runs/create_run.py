@@ -14,7 +14,7 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.folders import check_name, resume_command, write_latest
 from attnlm.config.settings import Config
 from attnlm.data.dataset import Dataset
-from attnlm.model.own_specs import CODE
+from attnlm.model.own_arguments import CODE
 from attnlm.runs.checkpoint import save_checkpoint
 from attnlm.runs.records import CheckpointFacts, DatasetFacts, ParentRecord
 from attnlm.runs.run import Run

@@ -18,7 +18,7 @@ from attnlm.base.suggestions import suggestion
 from attnlm.config.settings import check_files, resolve
 from attnlm.config.training import TrainingConfig
 from attnlm.config.variants import SHARED, variant
-from attnlm.model.own_specs import CODE, PREFIX
+from attnlm.model.own_arguments import CODE, PREFIX
 from attnlm.runs.records import DatasetFacts
 
 RECORD = "ladder.json"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from attnlm.base.errors import AttnlmError
 from attnlm.compute.device import Device, choose_device
 from attnlm.data.dataset import Dataset
-from attnlm.model.architecture import Architecture
+from attnlm.model.spec import is_ours
 from attnlm.runs.checkpoint import Array, load_checkpoint
 from attnlm.runs.records import ParentRecord
 from attnlm.runs.run import Checkpoint, Run, open_run
@@ -76,7 +76,7 @@ def has_usual_classes(run: Run) -> bool:
 
     The program around attnlm may have changed them, if they are loaded.
     """
-    if not isinstance(run.config.spec, Architecture):
+    if not is_ours(run.config.spec):
         return False
     if "attnlm.model.language_model" not in sys.modules:
         return True

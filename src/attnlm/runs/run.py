@@ -34,7 +34,7 @@ from attnlm.base.own_code import OwnCode, is_code_name
 from attnlm.base.setting_fields import fields_of
 from attnlm.config.settings import CHOSEN_BY_NAME, Config, resolve
 from attnlm.data.dataset import Dataset, open_dataset
-from attnlm.model.own_specs import CODE
+from attnlm.model.own_arguments import CODE
 from attnlm.runs.checkpoint import load_facts
 from attnlm.runs.journal import (
     EARLY_STEPS,
@@ -480,7 +480,7 @@ def run_from_content(path: Path, content: Mapping[str, Any], data_dir: Path) -> 
 def _run_from_record(path: Path, stored: StoredRun, data_dir: Path) -> Run:
     """Return the run with this content of config.json. Raises AttnlmError for a wrong setting."""
     try:
-        config = resolve({}, _with_own_code(stored.config, path / CODE))
+        config = resolve({}, with_recorded_code(stored.config, path / CODE))
     except AttnlmError as error:
         reason = error.message.removeprefix("in the recipe: ").replace("`", "")
         raise AttnlmError(
@@ -489,7 +489,7 @@ def _run_from_record(path: Path, stored: StoredRun, data_dir: Path) -> Run:
     return Run(path, data_dir=data_dir, **{**vars(stored), "config": config})
 
 
-def _with_own_code(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def with_recorded_code(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return the settings in config.json with the own code that the run keeps in a folder."""
     hashes = dict(re.findall(r"(.+?):([0-9a-f]{64})(?: |$)", str(config.get(CODE, ""))))
     settings = dict(config)

@@ -202,7 +202,7 @@ def model_data(
 
 def architecture_data(a: Architecture) -> dict[str, Any]:
     """Return the parts and sizes of a model as JSON values for model_structure.js."""
-    architecture = {field.name: getattr(a, field.name) for field in fields(a)}
+    architecture = {field.name: getattr(a, field.name) for field in fields(a) if field.metadata}
     if a.embed_dim is not None:
         architecture |= {"head_size": a.head_dim, "kv_heads": a.num_kv_heads}
     if a.mlp != "none":

@@ -11,7 +11,7 @@ from attnlm.base.setting_fields import Settings
 from attnlm.config.settings import Config, resolve
 from attnlm.data.dataset import Dataset
 from attnlm.model.architecture import RUNGS, Architecture, require_architecture
-from attnlm.model.spec import ModelSpec, own_code_reason
+from attnlm.model.spec import ModelSpec, is_ours, own_code_reason
 from attnlm.see.model_page import architecture_data
 from attnlm.see.page import render
 
@@ -63,7 +63,7 @@ def train_page(
 
 def unsupported(spec: ModelSpec) -> str | None:
     """Return why the trainer of a page does not know a model; None if it does."""
-    if not isinstance(spec, Architecture):
+    if not is_ours(spec):
         return own_code_reason(spec)
     needed = {
         "RMS norm or no norm": spec.norm != "layer",

@@ -19,9 +19,10 @@ from attnlm.compute.native import native_library
 from attnlm.config.settings import Config
 from attnlm.config.training import TrainingConfig
 from attnlm.model.inspection import is_as_built
-from attnlm.model.language_model import LanguageModel, Transformer, on_device_of, require_shape
+from attnlm.model.language_model import LanguageModel, Transformer
 from attnlm.model.layers import drop_by, faster_linear
 from attnlm.model.native_block import has_native_blocks, with_native_blocks
+from attnlm.model.own_parts import on_device_of, require_shape
 from attnlm.model.spec import ModelSpec
 from attnlm.training.cuda_graph import CudaGraph, can_record_gradients
 from attnlm.training.one_layer import is_one_layer, one_layer_form

@@ -25,11 +25,10 @@ from torch import Tensor
 
 from attnlm.compute.device import Device
 from attnlm.compute.native import native_library
-from attnlm.model.architecture import Architecture
 from attnlm.model.inspection import is_as_built
 from attnlm.model.language_model import LanguageModel, Transformer
 from attnlm.model.native_block import data_pointer
-from attnlm.model.spec import ModelSpec
+from attnlm.model.spec import ModelSpec, is_ours
 
 # Unused numbers at the end of each row of the logits: rows at distances of a power of two would map
 # to the same few sets of a cache.
@@ -45,7 +44,7 @@ def is_one_layer(spec: ModelSpec, vocab_size: int, tokens: int) -> bool:
     The result is False if the vocabulary has more than `tokens` ids, since the tables would then
     have more rows than a batch looks up.
     """
-    if not isinstance(spec, Architecture) or vocab_size > tokens:
+    if not is_ours(spec) or vocab_size > tokens:
         return False
     is_rung = spec.attention == "softmax" and spec.positions == "learned" and spec.layers == 1
     others = spec.norm, spec.mlp, spec.residual, spec.query_key_norm, spec.tie_embeddings

@@ -1,25 +1,26 @@
-"""A trial of own code before the first step: which divisions of a batch would change its result?"""
+"""A trial of own code, which leaves no trace: may a batch be divided, and do later tokens leak?"""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from attnlm.base.own_code import OwnCode
 from attnlm.compute.device import Device
 from attnlm.config.settings import Config
-from attnlm.model.inspection import are_close, draw_zeros, restoring, stored_buffers
-from attnlm.model.language_model import LanguageModel, on_device_of, require_shape
+from attnlm.model.inspection import are_close, draw_zeros, restoring
+from attnlm.model.language_model import LanguageModel
 from attnlm.model.layers import drop_by
-from attnlm.model.own_specs import OwnModel, OwnParts
+from attnlm.model.own_parts import on_device_of, require_shape
 from attnlm.training.random_state import keeping_random_state, seed_generators
 
 TRIED_WINDOWS = slice(4)
@@ -27,6 +28,8 @@ TRIED_WINDOWS = slice(4)
 _MOST_LOGITS = 2**22  # of a trial
 _ROUNDING = 1e-5
 """The relative difference of two results in float32 that rounding may explain."""
+_LEAK = 2e-5
+"""A causal model's logits change by less, as a fraction of the largest, by rounding alone."""
 
 
 class Trial(NamedTuple):
@@ -35,21 +38,8 @@ class Trial(NamedTuple):
     may_replicate: bool
     """False if it draws random numbers or changes buffers: replicas in threads would draw from one
     generator, and change different buffers"""
-    is_mean: bool = True
-    """False if the user's loss of a batch is not the mean of the losses of its parts"""
-    is_separate: bool = True
-    """False if the logits of a text depend on the other texts of its batch"""
-    keeps_buffers: bool = True
-    """False if training changes buffers that are recorded: parts of a batch would change others"""
-
-    def why_whole(self, config: Config) -> str:
-        """Return why a batch must be computed whole; "" if it may be divided."""
-        if not self.is_separate:
-            return f"the texts of a batch change each other in {config.spec.name}"
-        if not self.keeps_buffers:
-            return f"{config.spec.name} changes its buffers or parameters itself"
-        loss = config.training.loss
-        return "" if self.is_mean else f"the loss {loss} of a batch is not the mean of its parts"
+    why_whole: str = ""
+    """why a batch must be computed whole, "" if it may be divided"""
 
 
 def try_own_code(
@@ -59,70 +49,59 @@ def try_own_code(
     inputs: NDArray[np.int64],
     targets: NDArray[np.int64],
 ) -> Trial:
-    """Try own code with some windows, (windows, T) each. The model and all generators stay."""
-    trial = try_division(config, model, device, inputs, targets)
-    if device.name == "cpu":  # other devices have no replicas
-        with keeping_random_state(device, config):
-            may_replicate = _may_replicate(config, model, inputs[:1])
-        trial = trial._replace(may_replicate=may_replicate and trial.may_replicate)
-    return trial
+    """Try own code with some windows, (windows, T) each. The model and all generators stay.
+
+    Other devices than the CPU have no replicas.
+    """
+    ids_BT = torch.from_numpy(inputs).to(device.torch)
+    name = config.spec.name
+    with keeping_random_state(device, config):
+        is_mixing = mixes_texts(config, model, ids_BT)
+        is_changing, is_recorded = _changes_state(config, model, ids_BT[:1])
+        is_drawn, is_mean = _try_loss(config, model.vocab_size, device, inputs, targets)
+        is_fixed = not (is_drawn or is_changing) and _may_be_copied(config, model, ids_BT[:1])
+    reasons = {
+        f"the texts of a batch change each other in {name}": is_mixing,
+        f"{name} changes its buffers or parameters itself": is_recorded,
+        f"the loss {config.training.loss} of a batch is not the mean of its parts": not is_mean,
+    }
+    return Trial(is_fixed, next((why for why, is_so in reasons.items() if is_so), ""))
 
 
-def try_division(
-    config: Config,
-    model: LanguageModel,
-    device: Device,
-    inputs: NDArray[np.int64],
-    targets: NDArray[np.int64],
-) -> Trial:
-    """Do as `try_own_code`, but leave out whether threads may have replicas of the model."""
-    trial = _try_loss(config, model.vocab_size, device, inputs, targets)
-    return trial._replace(
-        is_separate=not mixes_texts(config, model, device, inputs),
-        keeps_buffers=not _changes_buffers(config, model, device, inputs[:1]),
-    )
+def logits_of(model: LanguageModel, ids_BT: Tensor, is_training: bool) -> Tensor:
+    """Return logits of a model with the parameters of its zeros drawn. The model stays as it is."""
+    with restoring(model), torch.no_grad(), on_device_of(ids_BT):
+        draw_zeros(model)
+        drop_by(model, [torch.Generator().manual_seed(0) for _ in ids_BT if ids_BT.is_cpu])
+        return model.train(is_training)(ids_BT).clone()  # type: ignore[no-any-return]
 
 
-def mixes_texts(
-    config: Config, model: LanguageModel, device: Device, inputs: NDArray[np.int64]
-) -> bool:
+def mixes_texts(config: Config, model: LanguageModel, ids_BT: Tensor) -> bool:
     """Return True if the logits of a text depend on the other texts of its batch.
 
-    Training is tried and, if the model draws random numbers there, evaluation.
+    Of a mode in which the model draws random numbers, nothing is known.
     """
-    if not isinstance(config.spec, OwnParts | OwnModel) or len(inputs) < 2:
-        return False
-    ids_BT = torch.from_numpy(inputs).to(device.torch)
-    is_training = True
-
-    def logits(texts: int = len(inputs)) -> Tensor:
-        """Return the logits of the first text among `texts`."""
-        with restoring(model), torch.no_grad(), on_device_of(ids_BT):
-            draw_zeros(model)
-            drop_by(model, ())
-            return model.train(is_training)(ids_BT[:texts])[0].clone()  # type: ignore[no-any-return]
-
-    with keeping_random_state(device, config), contextlib.suppress(Exception):
-        together, is_drawn, _ = _call_twice(logits, config)
-        if is_drawn:
-            is_training = False
-            together, is_drawn, _ = _call_twice(logits, config)
-        seed_generators(0, config)
-        is_known = not is_drawn and bool(together.isfinite().all())
-        return is_known and not are_close(logits(1), together)
-    return False  # the first step raises the error again
+    with contextlib.suppress(Exception):  # the first step raises it again
+        for is_training in (True, False):
+            together, is_drawn, _ = _call_twice(
+                partial(logits_of, model, ids_BT, is_training), config
+            )
+            seed_generators(0, config)
+            alone = logits_of(model, ids_BT[:1], is_training)
+            is_known = not is_drawn and bool(together.isfinite().all())
+            if is_known and not are_close(alone, together[:1]):
+                return True
+    return False
 
 
-def _changes_buffers(
-    config: Config, model: LanguageModel, device: Device, inputs: NDArray[np.int64]
-) -> bool:
-    """Return True if training, or an evaluation, changes a buffer that is recorded.
+def _changes_state(config: Config, model: LanguageModel, ids_BT: Tensor) -> tuple[bool, bool]:
+    """Return True if the model changes a buffer, and True if it changes what a run records.
 
-    So does training that changes parameters each time; a limit, as of clamp_, is kept the 2nd time.
+    That are some buffers, and parameters that change each time; a limit, as of clamp_, is kept the
+    second time.
     """
-    ids_BT = torch.from_numpy(inputs).to(device.torch)
-    before = {name: buffer.clone() for name, buffer in stored_buffers(model).items()}
-    with keeping_random_state(device, config), contextlib.suppress(Exception), restoring(model):
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    with contextlib.suppress(Exception), restoring(model):
         seed_generators(0, config)
         with torch.no_grad(), on_device_of(ids_BT):
             drop_by(model, ())
@@ -130,38 +109,26 @@ def _changes_buffers(
             model.train()(ids_BT)
             parameters = [(p, p.clone()) for p in model.parameters() if p.numel()]
             model(ids_BT)
+        after = dict(model.named_buffers())
+        changed = before.keys() ^ after.keys() | {
+            name
+            for name in before.keys() & after.keys()
+            if before[name].dtype != after[name].dtype or not before[name].equal(after[name])
+        }
         is_moving = any(_differs(once, p) for p, once in parameters)
-        return is_moving or not _are_equal(before, stored_buffers(model))
-    return False  # the first step raises the error again
+        return bool(changed), is_moving or not changed.isdisjoint(model.state_dict())
+    return False, False  # the first step raises it again
 
 
-def _are_equal(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> bool:
-    return before.keys() == after.keys() and all(
-        after[name].dtype == buffer.dtype and after[name].equal(buffer)
-        for name, buffer in before.items()
-    )
-
-
-def _may_replicate(config: Config, model: LanguageModel, inputs: NDArray[np.int64]) -> bool:
-    """Return True if the model can be copied, draws nothing, and keeps its buffers."""
+def _may_be_copied(config: Config, model: LanguageModel, ids_BT: Tensor) -> bool:
+    """Return True if a copy computes the same: copies of parameters are without their hooks."""
     if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in model.parameters()):
-        return False  # copies of parameters are without their hooks
-    try:
-        copied = copy.deepcopy(model).train()
-    except Exception:  # noqa: BLE001 - own code may raise anything
         return False
-    for parameter in copied.parameters():
-        if not parameter.any():
-            nn.init.normal_(parameter)  # zeros, as in an LM head, would hide what is drawn
-    before = {name: buffer.clone() for name, buffer in copied.named_buffers()}
-
-    def logits() -> Tensor:
-        drop_by(copied, [torch.Generator().manual_seed(0) for _ in inputs])  # in our own layers
-        return copied(torch.from_numpy(inputs)).detach()  # type: ignore[no-any-return]
-
-    _, is_drawn, has_moved = _call_twice(logits, config)
-    is_kept = _are_equal(before, dict(copied.named_buffers()))
-    return is_kept and not is_drawn and not has_moved
+    with contextlib.suppress(Exception):
+        copy.deepcopy(model)
+        _, is_drawn, has_moved = _call_twice(partial(logits_of, model, ids_BT, True), config)
+        return not (is_drawn or has_moved)
+    return False
 
 
 def _try_loss(
@@ -170,15 +137,15 @@ def _try_loss(
     device: Device,
     inputs: NDArray[np.int64],
     targets: NDArray[np.int64],
-) -> Trial:
-    """Try an own loss on drawn logits, since those of a new model may all be equal.
+) -> tuple[bool, bool]:
+    """Return True if an own loss draws random numbers, and True if it is the mean of its parts.
 
-    It may divide a batch if it draws nothing, and equals the mean over two halves of the windows,
-    weighted by their counted targets. Of a loss that draws, halves tell nothing.
+    It is tried on drawn logits, since those of a new model may all be equal: on a batch and two
+    halves, weighted by their counted targets. Of a loss that draws, halves tell nothing.
     """
     code = config.training.loss
     if not isinstance(code, OwnCode) or len(inputs) < 2:
-        return Trial(may_replicate=True)
+        return False, True
     own = code.check_call({})
     length = inputs.shape[1]
     half = 2 if len(inputs) > 3 and 4 * length * vocab_size <= _MOST_LOGITS else 1
@@ -197,27 +164,18 @@ def _try_loss(
             loss = own(*(x[rows].clone() for x in batch))
         return require_shape(code, loss, ()).detach()
 
-    def mean_of_halves() -> Tensor:
-        mean = torch.zeros_like(whole)
+    try:
+        whole, is_drawn, has_moved = _call_twice(loss_of, config)
+    except Exception:  # noqa: BLE001 - the first step raises it again
+        return True, True
+    mean = torch.zeros_like(whole)
+    with contextlib.suppress(Exception):  # it needs the whole batch
         for rows in (slice(half), slice(half, None)):
             counted = (targets_BT[rows] >= 0).sum() / (targets_BT >= 0).sum()
             if counted:  # otherwise its loss may be 0 / 0, and training leaves it out
                 seed_generators(0, config)
                 mean += counted.to(mean.device) * loss_of(rows)
-        return mean
-
-    with keeping_random_state(device, config):
-        try:
-            whole, is_drawn, has_moved = _call_twice(loss_of, config)
-        except Exception:  # noqa: BLE001 - the first step raises it again
-            return Trial(may_replicate=False)
-        if is_drawn:
-            return Trial(may_replicate=False)
-        try:
-            is_mean = not _differs(whole, mean_of_halves())
-        except Exception:  # noqa: BLE001 - it needs the whole batch
-            is_mean = False
-    return Trial(not has_moved, is_mean)
+    return is_drawn or has_moved, is_drawn or not _differs(whole, mean)
 
 
 def _call_twice(compute: Callable[[], Tensor], config: Config) -> tuple[Tensor, bool, bool]:
@@ -246,3 +204,38 @@ def _differs(a: Tensor, b: Tensor) -> bool:
     tolerance = max(_ROUNDING, 2 * torch.finfo(a.dtype).eps)
     is_near = (a - b).abs().max() <= tolerance * a.abs().max()
     return bool(a.isfinite().all()) and not is_near
+
+
+def find_leak(config: Config, model: LanguageModel, ids_1T: Tensor, most: int) -> str:
+    """Return how a later token changes the logits of an earlier one; "" if none does.
+
+    At most about `most` tokens are changed one by one: in evaluation, then in training. Of a model
+    that counts, or draws from a generator of its own, nothing is known.
+    """
+    length = ids_1T.size(1)
+    sources = {*range(1, length, max(1, length // most)), *range(1, length)[-1:]}
+
+    def logits(is_training: bool, source: int | None = None) -> Tensor:
+        seed_generators(0, config)
+        changed_1T = ids_1T.clone()
+        if source is not None:
+            changed_1T[0, source] = (ids_1T[0, source] + 1) % model.vocab_size
+        return logits_of(model, changed_1T, is_training)[0]
+
+    for is_training in (False, True):
+        before_TV = logits(is_training)
+        tolerance = _LEAK * float(before_TV.abs().max())
+        if not (logits(is_training) - before_TV).abs().max() <= tolerance:
+            continue
+        largest = tolerance, 0, 0
+        for source in sources:
+            change_TV = logits(is_training, source)[:source] - before_TV[:source]
+            change_T = change_TV.abs().amax(-1)
+            largest = max(largest, (float(change_T.max()), source, int(change_T.argmax())))
+        change, source, target = largest
+        if source:
+            return (
+                f"{'in training, ' * is_training}the logits at token {target + 1} change by "
+                f"{change:.2g} when the later token {source + 1} changes"
+            )
+    return ""

@@ -124,7 +124,7 @@ class Stepper:
         if config.codes:
             first = new_batches(config, dataset, TRIED_WINDOWS)(0)
             trial = try_own_code(config, state.model, state.device, *first)
-        self._why_whole = trial.why_whole(config)
+        self._why_whole = trial.why_whole
         self._most_replicas = self._threads if trial.may_replicate and not self._why_whole else 1
         self.note = ""
         """why own code needs the batch whole, if it would be divided otherwise"""

@@ -27,11 +27,11 @@ from attnlm.config.settings import Config, Request, resolve
 from attnlm.data.batches import check_splits
 from attnlm.data.dataset import Dataset, id_dtype
 from attnlm.model.inspection import parameter_count
-from attnlm.model.own_specs import with_defaults
+from attnlm.model.own_arguments import with_defaults
 from attnlm.training.cuda_graph import FIRST_CALLS
 from attnlm.training.forms import has_native_form, is_native_faster
 from attnlm.training.memory import affordable_micro_batch, check_memory
-from attnlm.training.own_code_trial import TRIED_WINDOWS, try_division
+from attnlm.training.own_code_trial import TRIED_WINDOWS, try_own_code
 from attnlm.training.random_state import keeping_random_state
 from attnlm.training.schedule import affordable_eval_tokens, budget_end
 from attnlm.training.state import initial_state
@@ -139,7 +139,7 @@ def _check_own_code(config: Config, dataset: Dataset, device: Device) -> None:
     first = new_batches(config, dataset, TRIED_WINDOWS)(0)
     with keeping_random_state(device, config):
         model = initial_state(config, dataset.vocab_size, device).model
-    why_whole = try_division(config, model, device, *first).why_whole(config)
+    why_whole = try_own_code(config, model, device, *first).why_whole
     if not why_whole:
         return
     if processes > 1:

@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch.nn.modules.module import register_module_forward_hook
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.formatting import listed, quantity
 from attnlm.base.own_code import OwnCode, named_code, own_traceback
 from attnlm.compute.device import choose_device
 from attnlm.config.settings import CHOSEN_BY_NAME, Config, resolve, resolve_new, with_own_code
-from attnlm.model.inspection import draw_zeros, parameter_count, restoring
+from attnlm.model.inspection import draw_zeros, parameter_count
 from attnlm.model.language_model import LanguageModel
-from attnlm.model.own_arguments import infer_kind
+from attnlm.model.own_arguments import PREFIX, infer_kind
 from attnlm.model.own_modules import OwnLanguageModel
-from attnlm.model.own_specs import PREFIX, OwnModel, OwnParts
-from attnlm.model.recorder import SOFTMAX, record
+from attnlm.model.recorder import record
 from attnlm.model.spec import ModelSpec
 from attnlm.training.optimizer import flatten_parameters
-from attnlm.training.own_code_trial import mixes_texts
+from attnlm.training.own_code_trial import find_leak, mixes_texts
+from attnlm.training.random_state import keeping_random_state
 from attnlm.training.recorded import check_recorded
 from attnlm.training.step import StepNotFiniteError
 from attnlm.workflows.autotune import random_dataset, seconds_per_token
@@ -35,33 +34,12 @@ _VOCAB_SIZE = 65  # as Tiny Shakespeare's characters
 _MOST_TOKENS = 64  # of a text that is checked
 _MOST_CHANGED = 32  # tokens that are changed one by one
 _TOLERANCE = 1e-4
-"""Logits are equal if they differ by at most this fraction of the largest."""
-_LEAK = 2e-5
-"""A causal model's logits change by less, as a fraction of the largest, by rounding alone."""
+"""Results are equal if they differ by at most this fraction of the largest."""
 _TIMED = 0.05  # seconds
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.InstanceNorm1d)
-_MASK = "mask the scores before the softmax, with -inf where the key is later than the query"
-_APART = "compute each text by itself: no sum, mean or softmax over the first axis"
-_AXIS = "normalise over the keys: softmax(dim=-1)"
-
-
-@dataclass(frozen=True)
-class Leak:
-    """Information that flows from a later token to an earlier one, both counted from 1."""
-
-    source: int
-    target: int
-    change: float
-    cause: str
-    in_training: bool = False
-    """True if evaluation, in which dropout is off, has no leak"""
-
-    def __str__(self) -> str:
-        mode = "in training, " if self.in_training else ""
-        return (
-            f"{mode}the logits at token {self.target} change by {self.change:.2g} when the later "
-            f"token {self.source} changes"
-        )
+_CAUSAL = (
+    "mask the scores before the softmax, with -inf where the key is later than the query; "
+    "normalise over the keys, softmax(dim=-1), and by LayerNorm or RMSNorm, not over the tokens"
+)
 
 
 def check(
@@ -102,22 +80,24 @@ def _findings(config: Config, vocab_size: int) -> Iterator[Finding]:
     logits_BTV = model(ids_BT)
     yield Finding("shapes", f"ids {tuple(ids_BT.shape)} → logits {tuple(logits_BTV.shape)}")
     yield _check_finite(model, ids_BT, logits_BTV)
-    yield from _check_loss(model, ids_BT, logits_BTV)
+    yield from _check_loss(model, ids_BT)
     draw_zeros(model)
     yield _check_gradients(model, ids_BT)
-    leak = find_leak(model)
-    text = "logits depend on no later token" if leak is None else str(leak)
-    yield Finding("causality", text, "" if leak is None else leak.cause, leak is not None)
-    yield from _check_contexts(model)
-    alone = model(ids_BT[:1])
-    together = model(ids_BT)[:1]
-    batch = _check_equal("batch", alone, together, "texts of a batch do not change each other")
-    if not batch.remedy and mixes_texts(config, model, choose_device("cpu"), ids_BT.numpy()):
-        batch = Finding("batch", "in training, texts of a batch change each other", _APART)
-    yield batch
-    yield _check_equal(
-        "evaluation", model(ids_BT), model(ids_BT), "the same ids give the same logits"
-    )
+    with keeping_random_state(choose_device("cpu"), config):
+        leak = find_leak(config, model, _random_ids(model, 1), _MOST_CHANGED)
+        is_mixing = mixes_texts(config, model, ids_BT)
+    text = leak or "logits depend on no later token"
+    yield Finding("causality", text, _CAUSAL if leak else "", is_fatal=bool(leak))
+    yield _check_contexts(model)
+    apart = "compute each text by itself: no sum, mean or softmax over the first axis"
+    text = f"texts of a batch {'' if is_mixing else 'do not '}change each other"
+    yield Finding("batch", text, apart if is_mixing else "")
+    first = model(ids_BT)
+    if (difference := (model(ids_BT) - first).abs().max()) <= _TOLERANCE * first.abs().max():
+        yield Finding("evaluation", "the same ids give the same logits")
+    else:
+        remedy = "switch dropout and noise off in evaluation: if self.training"
+        yield Finding("evaluation", f"logits differ by {difference:.2g}", remedy)
     yield check_opened(config, vocab_size)
     yield _check_maps(model, ids_BT[:1])
     yield from _cost_findings(config, vocab_size)
@@ -139,27 +119,22 @@ def _random_ids(model: LanguageModel, texts: int) -> Tensor:
 def _check_finite(model: LanguageModel, ids_BT: Tensor, logits_BTV: Tensor) -> Finding:
     if logits_BTV.isfinite().all():
         return Finding("numbers", "all logits are finite")
-    first: list[str] = []
+    found: list[nn.Module] = []
 
-    def look(name: str) -> Callable[[nn.Module, Any, Any], None]:
-        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            has_floats = isinstance(output, Tensor) and output.is_floating_point()
-            if has_floats and not output.isfinite().all():
-                first.append(name or "the model")
+    def look(module: nn.Module, inputs: object, output: object) -> None:
+        if isinstance(output, Tensor) and not output.isfinite().all():
+            found.append(module)
 
-        return hook
-
-    with ExitStack() as hooks:
-        for name, module in model.named_modules():
-            handle = nn.Module.register_forward_hook(module, look(name))
-            hooks.callback(handle.remove)
-        model(ids_BT)
-    where = f": they come first from {first[0]}" if first else ""
+    hook = register_module_forward_hook(look)
+    model(ids_BT)
+    hook.remove()
+    names = {module: name or "the model" for name, module in model.named_modules()}
+    where = f": they come first from {names[found[0]]}" if found else ""
     remedy = "look for a row whose scores are all -inf, a division by 0, or a logarithm of 0"
     return Finding("numbers", f"logits are NaN or infinite{where}", remedy, is_fatal=True)
 
 
-def _check_loss(model: LanguageModel, ids_BT: Tensor, logits_BTV: Tensor) -> Iterator[Finding]:
+def _check_loss(model: LanguageModel, ids_BT: Tensor) -> Iterator[Finding]:
     inputs_BT = ids_BT[:, :-1]
     targets_BT = ids_BT[:, 1:]
     loss = model.loss(inputs_BT, targets_BT).item() if ids_BT.size(1) > 1 else math.nan
@@ -196,121 +171,38 @@ def _check_gradients(model: LanguageModel, ids_BT: Tensor) -> Finding:
     if not without:
         return Finding("gradients", text)
     model.zero_grad()
-    shown = ", ".join(without[:4]) + (" and others" if len(without) > 4 else "")
-    return Finding("gradients", text, f"without one: {shown}: use or remove them")
+    return Finding("gradients", text, f"without one: {listed(without, 4)}: use or remove them")
 
 
-def find_leak(model: LanguageModel, most: int = _MOST_CHANGED) -> Leak | None:
-    """Return the largest change of logits by a later token, or None if the model is causal.
-
-    Evaluation is tried first, then training. The model is in evaluation mode before and afterwards.
-    """
-    try:
-        return _find_leak(model.eval(), most) or _find_leak(model.train(), most)
-    finally:
-        model.eval()
-
-
-@torch.no_grad()
-def _find_leak(model: LanguageModel, most: int) -> Leak | None:
-    ids_1T = _random_ids(model, 1)
-    length = ids_1T.size(1)
-
-    def logits_of(ids_1T: Tensor) -> Tensor:
-        with torch.random.fork_rng(devices=[]), restoring(model):
-            torch.manual_seed(0)  # neither noise nor a count is a leak
-            logits: Tensor = model(ids_1T)[0]
-        return logits
-
-    before_TV = logits_of(ids_1T)
-    tolerance = _LEAK * float(before_TV.abs().max())
-    if not (logits_of(ids_1T) - before_TV).abs().max() <= tolerance:
-        return None  # it counts, or draws from a generator of its own: nothing can be said
-    changes: list[tuple[float, int, int]] = []
-    for source in {*range(1, length, max(1, length // most)), *range(1, length)[-1:]}:
-        changed_1T = ids_1T.clone()
-        changed_1T[0, source] = (ids_1T[0, source] + 1) % model.vocab_size
-        change_T = (logits_of(changed_1T)[:source] - before_TV[:source]).abs().amax(-1)
-        changes.append((float(change_T.max()), source, int(change_T.argmax())))
-    change, source, target = max(changes, default=(0.0, 0, 0))
-    if not change > tolerance:
-        return None
-    cause = _cause_of_leak(model, ids_1T)
-    return Leak(source + 1, target + 1, change, cause, in_training=model.training)
-
-
-class _SoftmaxObserver(TorchFunctionMode):
-    """A mode that looks at each softmax over as many keys as queries."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.looks_ahead = self.over_queries = False
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func in SOFTMAX and result.dim() > 1 and result.size(-1) == result.size(-2) > 1:
-            ones = torch.ones(())
-            over_keys = result.sum(-1).isclose(ones, atol=1e-4).all()
-            self.over_queries |= bool(
-                not over_keys and result.sum(-2).isclose(ones, atol=1e-4).any()
-            )
-            self.looks_ahead |= bool(result.triu(1).any())
-        return result
-
-
-def _cause_of_leak(model: LanguageModel, ids_1T: Tensor) -> str:
-    if any(isinstance(module, _BATCH_NORMS) and module.training for module in model.modules()):
-        return "its batch norm takes means over all tokens: use LayerNorm or RMSNorm"
-    with _SoftmaxObserver() as observer:
-        model(ids_1T)
-    if observer.over_queries:
-        return _AXIS
-    if observer.looks_ahead:
-        return f"its softmax gives weights to later tokens: {_MASK}"
-    return f"look for a missing mask, a mask after the softmax, or a wrong axis: {_MASK}"
-
-
-def check_causal(spec: ModelSpec, vocab_size: int) -> str:
+def check_causal(config: Config, vocab_size: int) -> str:
     """Return what flows from later tokens to earlier ones in a model with own code; "" if nothing.
 
     Raises AttnlmError if the model computes no finite logits.
     """
-    if not isinstance(spec, OwnParts | OwnModel):
+    if not config.spec.codes:
         return ""
-    model = _built_model(spec, vocab_size)
-    ids_BT = _random_ids(model, 1)
-    numbers = _check_finite(model, ids_BT, model(ids_BT))
+    model = _built_model(config.spec, vocab_size)
+    ids_1T = _random_ids(model, 1)
+    numbers = _check_finite(model, ids_1T, model(ids_1T))
     if numbers.is_fatal:
         raise AttnlmError(numbers.text, numbers.remedy)
-    draw_zeros(model)
-    leak = find_leak(model, most=8)
-    return "" if leak is None else f"{leak}; {leak.cause}"
+    with keeping_random_state(choose_device("cpu"), config):
+        leak = find_leak(config, model, ids_1T, most=8)
+    return f"{leak}; {_CAUSAL}" if leak else ""
 
 
 @torch.inference_mode()
-def _check_contexts(model: LanguageModel) -> Iterator[Finding]:
+def _check_contexts(model: LanguageModel) -> Finding:
     lengths = sorted({1, min(2, model.block_size), max(1, model.block_size - 1), model.block_size})
     for length in lengths:
-        ids_1T = torch.zeros(1, length, dtype=torch.long)
         try:
-            model(ids_1T)
+            model(torch.zeros(1, length, dtype=torch.long))
         except Exception as error:  # noqa: BLE001 - own code may raise anything
             reason = str(error).partition("\n")[0]  # which may be empty
             text = f"{length} tokens: {type(error).__name__}: {reason}"
-            yield Finding("contexts", text, "texts begin with one token: allow any length", True)
-            return
-    yield Finding("contexts", f"from 1 to {model.block_size} tokens")
-
-
-def _check_equal(name: str, logits: Tensor, others: Tensor, promise: str) -> Finding:
-    difference = (logits - others).abs().max().item()
-    if difference <= _TOLERANCE * logits.abs().max().item():
-        return Finding(name, promise)
-    remedies = {
-        "batch": _APART,
-        "evaluation": "switch dropout and noise off in evaluation: if self.training",
-    }
-    return Finding(name, f"logits differ by {difference:.2g}", remedies[name])
+            remedy = "texts begin with one token: allow any length"
+            return Finding("contexts", text, remedy, is_fatal=True)
+    return Finding("contexts", f"from 1 to {model.block_size} tokens")
 
 
 def check_opened(config: Config, vocab_size: int) -> Finding:
@@ -325,44 +217,34 @@ def check_opened(config: Config, vocab_size: int) -> Finding:
 
 
 def _check_maps(model: LanguageModel, ids_BT: Tensor) -> Finding:
-    recorder = record(model, ids_BT)
-    counts = [layer.head_count for layer in recorder.layers]
+    counts = [layer.head_count for layer in record(model, ids_BT).layers]
     if not any(counts):
         return Finding("maps", "no attention maps were found: reports go without them")
     each = " and ".join(str(count) for count in sorted(set(counts)))
     text = f"{len(counts)} {'layer' if len(counts) == 1 else 'layers'} × {each} heads"
-    heads = getattr(getattr(model.spec, "architecture", None), "heads", None)
-    if heads is None or set(counts) == {heads}:
-        return Finding("maps", text)
-    return Finding("maps", text, f"the model has `heads` {heads}: does the code use the argument?")
+    heads = getattr(model.spec, "heads", None)
+    remedy = f"the model has `heads` {heads}: does the code use the argument?"
+    return Finding("maps", text, "" if heads is None or set(counts) == {heads} else remedy)
 
 
 def _cost_findings(config: Config, vocab_size: int) -> Iterator[Finding]:
-    """Yield the costs of the model and of the same model with the standard part."""
-    spec = config.spec
+    """Yield the costs of the model and, for a part, of the same model with the standard part."""
     configs = {"": config}
-    if isinstance(spec, OwnParts):
-        standard = spec.architecture.settings()
+    if preset := config.spec.preset:
         sizes = ("model", "embed_dim", "heads", "block_size")
-        sizes_of = {k: standard[k] for k in sizes if k in standard and k not in spec.codes}
-        configs[f"; the standard {spec.preset}: "] = resolve(sizes_of)
-    numbers: dict[str, list[str]] = {"parameters": [], "operations": [], "time": []}
+        settings = config.spec.settings()
+        configs[f"; the standard {preset}: "] = resolve(
+            {k: settings[k] for k in sizes if k in settings}
+        )
+    texts = {"parameters": "", "operations": "", "time": ""}
     for label, compared in configs.items():
-        parameters = parameter_count(compared.spec, vocab_size)
         flops = compared.spec.costs(vocab_size).training_flops
         modules = compared.with_training(device="cpu", compile="modules", seed=0)
         data = random_dataset(vocab_size, compared.spec.block_size)
         milliseconds = math.nan
         with suppress(StepNotFiniteError):  # `_check_finite` says where it comes from
             milliseconds = 1e3 * seconds_per_token(modules, data, _TIMED) * compared.tokens_per_step
-        numbers["parameters"].append(f"{label}{parameters:,}")
-        numbers["operations"].append(f"{label}{quantity(flops, 'FLOP')} per token")
-        numbers["time"].append(f"{label}{milliseconds:.3g} ms per step")
-    for name, texts in numbers.items():
-        yield Finding(name, "".join(texts))
-    if config.training.optimizer == "muon":
-        model = _built_model(spec, vocab_size)
-        names = [name for name, p in model.named_parameters() if model.is_matrix(name, p)]
-        by_adamw = sum(1 for _ in model.parameters()) - len(names)
-        updated = f"Muon updates {listed(names, 6) or 'no parameter'}; AdamW the other {by_adamw}"
-        yield Finding("optimizer", updated)
+        texts["parameters"] += f"{label}{parameter_count(compared.spec, vocab_size):,}"
+        texts["operations"] += f"{label}{quantity(flops, 'FLOP')} per token"
+        texts["time"] += f"{label}{milliseconds:.3g} ms per step"
+    yield from (Finding(name, text) for name, text in texts.items())

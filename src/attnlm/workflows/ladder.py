@@ -258,7 +258,7 @@ def _check_rung(rung: str, config: Config, dataset: Dataset) -> None:
         settings = re.sub(r"`(\w+)`", r"\1", error.hint)
         hint = f"{settings}; a rung has its settings in its name, as {rung}:block_size=16"
         raise AttnlmError(f"{rung}: {error.message}", hint) from None
-    if leaks := check_causal(config.spec, dataset.vocab_size):
+    if leaks := check_causal(config, dataset.vocab_size):
         leak, _, remedy = leaks.partition("; ")
         raise AttnlmError(f"{rung} is not causal: {leak}", remedy)
     if config.codes and (opened := check_opened(config, dataset.vocab_size)).is_fatal:

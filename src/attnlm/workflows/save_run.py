@@ -82,7 +82,7 @@ def save_run(
         sum(p.numel() for p in rebuilt.parameters()),
         name=name,
         checkpoint_dir=Path(checkpoint_dir),
-        leaks=check_causal(config.spec, opened.vocab_size),
+        leaks=check_causal(config, opened.vocab_size),
     )
     weights = dict(rebuilt.named_parameters()) | stored_buffers(rebuilt)
     top = min(records, key=lambda record: record.val_loss)

@@ -310,7 +310,7 @@ def refuse_leaks(config: Config, vocab_size: int, force: bool) -> str:
 
     Raises AttnlmError if they do, unless `force` is True.
     """
-    leaks = check_causal(config.spec, vocab_size)
+    leaks = check_causal(config, vocab_size)
     if leaks and not force:
         leak, _, remedy = leaks.partition("; ")
         raise AttnlmError(f"{config.spec.name} is not causal: {leak}", f"{remedy}; or use `force`")

@@ -11,9 +11,9 @@ from attnlm.base.own_code import own_traceback
 from attnlm.base.setting_fields import Settings
 from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset
-from attnlm.model.language_model import OwnOutputError
+from attnlm.model.own_parts import OwnOutputError
 from attnlm.runs.run import Run, open_run
-from attnlm.training.recorded import NotRecordedError
+from attnlm.training.recorded import NotAsRecordedError
 from attnlm.training.step import StepNotFiniteError
 from attnlm.workflows.train import train
 
@@ -59,7 +59,7 @@ def reason_of_failure(error: Exception, settings: Settings) -> str:
     """
     if (lines := own_traceback(error)) is not None:
         return f"its code raised {lines.splitlines()[-1]}"
-    if isinstance(error, NotRecordedError | OwnOutputError) or (
+    if isinstance(error, NotAsRecordedError | OwnOutputError) or (
         isinstance(error, AttnlmError) and isinstance(error.__cause__, StepNotFiniteError)
     ):
         return error.message
