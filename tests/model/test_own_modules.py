@@ -298,3 +298,25 @@ def test_the_measured_costs_are_those_that_pytorch_counts(code: Path, name: str)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model.loss(IDS_BT[:1], IDS_BT[:1]).backward()
     assert spec.costs(V).training_flops == pytest.approx(counter.get_total_flops() / 9, abs=3)
+
+
+def test_costs_are_measured_with_numbers_and_with_sparse_buffers(tmp_path: Path) -> None:
+    """Memory that nobody wrote may hold NaN, of which torch.bernoulli draws nothing."""
+    (tmp_path / "mine.py").write_text(
+        "import torch\nfrom torch import nn\n\nclass Part(nn.Module):\n"
+        "    def __init__(self, embed_dim):\n        super().__init__()\n"
+        "        self.g = nn.Linear(embed_dim, embed_dim)\n"
+        "        same = torch.eye(embed_dim).to_sparse()\n"
+        "        self.register_buffer('same', same, persistent=False)\n\n"
+        "    def forward(self, x):\n        p = self.g(x).sigmoid()\n"
+        "        if self.training:\n"
+        "            p = torch.bernoulli(p.detach()) + p - p.detach()\n"
+        "        return (self.same @ (x * p).flatten(0, 1).T).T.view_as(x)\n"
+    )
+    part = f"{tmp_path}/mine.py:Part"
+    torch.use_deterministic_algorithms(True)  # writes NaN into such memory
+    try:
+        costs = resolve_new({"attention": part, **PART_SIZES}, None).config.spec.costs(V)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert costs.training_flops > 0

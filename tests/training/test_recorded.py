@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import decimal
 import importlib
+import math
+import os
 import random
 import re
 import sys
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import attnlm
 from attnlm.base.errors import AttnlmError
 from attnlm.compute.device import Device
 from attnlm.config.settings import resolve_new
-from attnlm.training import recorded
-from attnlm.training.recorded import _content, check_recorded
+from attnlm.training.recorded import _OPENERS, NotAsRecordedError, check_recorded
 from attnlm.training.state import initial_state
 
 CPU = Device("cpu", "float32", "")
@@ -49,7 +51,9 @@ class Part(nn.Module):
         return y
 """
 BUFFER = "self.register_buffer('seen'"
-ATTRIBUTE = "the attribute blocks.0.attention.module.seen is not recorded"
+ATTRIBUTE = "blocks.0.attention.module.seen differs"
+SPARSE = "y = (self.seen @ y.flatten(0, 1).T).T.view_as(y)"
+OPENS = "something else when another process opens its run$"
 COUNTS = "if self.training: {}\ny = y + self.seen.sum()"
 
 
@@ -102,6 +106,7 @@ def test_a_buffer_of_any_type_is_recorded(dtype: str, tmp_path: Path) -> None:
         ("self.g = nn.Parameter(torch.ones(1))",
          "with torch.no_grad(): self.g.clamp_(0.5, 2)\ny = y * self.g"),
         ("self.map = nn.utils.parametrizations.weight_norm(self.map)", ""),
+        ("self.register_buffer('seen', torch.eye(8).to_sparse(), persistent=False)", SPARSE),
         ("self.maps = []", "self.maps.append(y); self.last = y"),
         ("", "y = y + 0.1 * self.training * random.random() * np.random.rand()"),
         ("", "y = nn.functional.dropout(y, 0.5, self.training)"),
@@ -115,9 +120,9 @@ def test_state_that_is_recorded_whole_is_trained(init: str, body: str, tmp_path:
     ("init", "body", "says"),
     [
         (f"{BUFFER}, torch.zeros(()), persistent=False)", COUNTS.format("self.seen += 1"),
-         "the buffer blocks.0.attention.module.seen is not persistent"),
+         ATTRIBUTE),
         (f"{BUFFER}, torch.randn(3), persistent=False)", "y = y + self.seen.sum()",
-         "module.seen is not persistent"),
+         ATTRIBUTE),
         ("self.seen = torch.zeros(())", COUNTS.format("self.seen += 1"), ATTRIBUTE),
         ("self.seen = np.zeros(1)", COUNTS.format("self.seen += 1"), ATTRIBUTE),
         ("self.seen = [torch.zeros(())]",
@@ -126,8 +131,8 @@ def test_state_that_is_recorded_whole_is_trained(init: str, body: str, tmp_path:
         ("self.seen = random.random()", "y = y + self.seen", ATTRIBUTE),
         ("self.seen = torch.randn(())", "y = y + self.seen", ATTRIBUTE),
         ("self.g = torch.Generator().manual_seed(1)",
-         "if self.training: y = y + torch.rand((), generator=self.g)", "numbers of its own"),
-        ("", "STATE['count'] += 1\ny = y + STATE['count']", "a variable of its file"),
+         "if self.training: y = y + torch.rand((), generator=self.g)", OPENS),
+        ("", "STATE['count'] += 1\ny = y + STATE['count']", OPENS),
         (f"{BUFFER}, None)",
          "self.seen = torch.zeros(2) if self.seen is None else self.seen + 1\n"
          "y = y + self.seen.sum()",
@@ -138,10 +143,10 @@ def test_state_that_is_recorded_whole_is_trained(init: str, body: str, tmp_path:
          "seen is .*float64, but .*float32"),
         ("self.register_buffer('a', torch.zeros(1))\nself.register_buffer('b', self.a)",
          "self.a = self.a + 1\ny = y + self.b", "module.b is .*, but None"),
-        (f"{BUFFER}, torch.eye(2).to_sparse())", "", "a checkpoint cannot hold"),
+        (f"{BUFFER}, torch.eye(8).to_sparse())", SPARSE, "a checkpoint cannot hold"),
         ("self.r = len(Path(__file__).with_name('r').read_text())", "y = y + self.r",
          "cannot be opened by another process: FileNotFoundError"),
-        ("self.r = len(sys.argv)", "y = y + self.r", "the attribute .*r is not recorded"),
+        ("self.r = len(sys.argv)", "y = y + self.r", "module.r differs"),
         ("self.r = sys.argv.index('--my-option')", "y = y + self.r", "ValueError: '--my-option'"),
         ("'--my-option' in sys.argv or sys.exit(2)", "", "another process: SystemExit: 2"),
         ("self.g = nn.Parameter(torch.ones(1))",
@@ -152,6 +157,13 @@ def test_state_that_is_recorded_whole_is_trained(init: str, body: str, tmp_path:
         ("self.g = nn.Parameter(torch.ones(1))",
          "y = y * self.g; self.g.data = self.g.data.clone()", "module.g is replaced"),
         ("", "import neighbour_of_mine\ny = y + neighbour_of_mine.X", "ModuleNotFoundError"),
+        ("self.turned = False",
+         "if self.training: self.turned = not self.turned\ny = y * (1 + self.turned)",
+         "turned differs"),
+        ("", "import os\ny = y * (1 + os.getpid() % 1000)", OPENS),
+        ("", "y = y * (1 + torch.initial_seed() % 1000)", OPENS),
+        ("import os\nself.elsewhere = 'MINE' not in os.environ",
+         "import os\nif self.elsewhere: os._exit(3)", "another process: it ended"),
     ],
 )  # fmt: skip
 def test_state_that_is_not_recorded_is_refused_before_step_1(
@@ -161,6 +173,7 @@ def test_state_that_is_not_recorded_is_refused_before_step_1(
     (tmp_path / "neighbour_of_mine.py").write_text("X = 1")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.setattr(sys, "argv", ["script.py", "--my-option"])
+    monkeypatch.setenv("MINE", "1")
     with pytest.raises(AttnlmError) as refused:
         check(tmp_path, init, body)
     assert re.search(says, str(refused.value)), refused.value
@@ -179,13 +192,54 @@ def test_a_class_that_was_changed_is_refused_and_leaves_no_run(
     loss = run.metrics()[-1]["val_loss"]
     monkeypatch.setattr(part, "scale", 3.0)
     assert attnlm.evaluate(run, checkpoint="last").loss == loss  # it is what it was
-    with pytest.raises(AttnlmError, match=r"Part.scale is not what the recorded source says"):
+    with pytest.raises(AttnlmError, match="computes something else"):
         train(attention=part, embed_dim=8)
     monkeypatch.undo()
     monkeypatch.setattr(part, "forward", lambda self, x: 2 * self.map(x))
-    with pytest.raises(AttnlmError, match=r"Part.forward is not what the recorded source says"):
+    with pytest.raises(AttnlmError, match="computes something else"):
         train(attention=part, embed_dim=8)
     assert [path.name for path in run.path.parent.iterdir() if path.is_dir()] == [run.name]
+
+
+@pytest.mark.parametrize(
+    ("changes", "body", "says"),
+    [
+        ("os.environ['MINE'] = '3'", "y * float(os.environ['MINE'])", "KeyError: 'MINE'"),
+        ("os.environ['MINE'] = '3'", "y * float(os.environ.get('MINE', 1))", OPENS),
+        ("math.MINE = 3", "y * getattr(math, 'MINE', 1)", OPENS),
+        ("nn.functional.gelu = lambda x: 3 * x", "nn.functional.gelu(y)", OPENS),
+        ("torch.Tensor.half_it = lambda x: x / 2", "y.half_it()", "AttributeError: .*half_it"),
+        ("decimal.DefaultContext.prec = 3", "y * decimal.DefaultContext.prec", OPENS),
+    ],
+)
+def test_what_a_script_sets_outside_of_its_file_is_refused(
+    changes: str, body: str, says: str, train: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The run keeps the class alone: another process would compute without a word."""
+    source = SOURCE.replace("INIT", "").replace("BODY", f"y = {body}")
+    (tmp_path / "given.py").write_text(f"import decimal, math, os\n{source}")
+    script = "import decimal, math, os\nimport torch\nfrom torch import nn\n" + changes
+    before = nn.functional.gelu, decimal.DefaultContext.prec
+    try:
+        exec(script, {})
+        with pytest.raises(NotAsRecordedError, match=says.removesuffix("$")):
+            train(attention=f"{tmp_path}/given.py:Part", embed_dim=8)
+    finally:
+        nn.functional.gelu, decimal.DefaultContext.prec = before
+        os.environ.pop("MINE", None)
+        vars(math).pop("MINE", None)
+        if hasattr(torch.Tensor, "half_it"):
+            delattr(torch.Tensor, "half_it")
+
+
+def test_one_process_opens_all_runs_of_a_process(tmp_path: Path) -> None:
+    check(tmp_path, "")
+    openers = dict(_OPENERS)
+    check(tmp_path, "print('noise', flush=True)", "print('more', flush=True)")
+    check(tmp_path, "nn.mine = 1")  # and does nothing else
+    with pytest.raises(NotAsRecordedError, match="AttributeError"):
+        check(tmp_path, "", "y = y * nn.mine")
+    assert openers == _OPENERS and all(o.poll() is None for o in openers.values())
 
 
 def test_what_is_made_in_evaluation_is_used_in_training(train: Any, tmp_path: Path) -> None:
@@ -199,7 +253,7 @@ def test_what_is_made_in_evaluation_is_used_in_training(train: Any, tmp_path: Pa
     assert attnlm.evaluate(run, checkpoint="last").loss == run.metrics()[-1]["val_loss"]
 
 
-@pytest.mark.parametrize(("after", "evaluated"), [(5, 0), (12, 1), (32, 4)])
+@pytest.mark.parametrize(("after", "evaluated"), [(7, 0), (14, 1), (34, 4)])
 def test_state_that_a_later_step_changes_is_refused_at_an_evaluation(
     after: int, evaluated: int, train: Any, tmp_path: Path
 ) -> None:
@@ -207,7 +261,7 @@ def test_state_that_a_later_step_changes_is_refused_at_an_evaluation(
         "BODY", f"self.calls += torch.is_grad_enabled(); y = y * (1 + (self.calls > {after}))"
     )
     (tmp_path / "mine.py").write_text(source)
-    with pytest.raises(AttnlmError, match=r"the attribute .*calls is not recorded"):
+    with pytest.raises(AttnlmError, match=r"calls differs"):
         train(attention=f"{tmp_path}/mine.py:Part", embed_dim=8, steps=35, eval_every=7, name="a")
     steps = [e.step for e in attnlm.open_run(tmp_path / "checkpoints" / "a").evaluations()]
     assert steps == [0, 7, 14, 21, 28][: evaluated + 1]
@@ -236,23 +290,6 @@ def test_check_says_what_is_not_recorded(tmp_path: Path) -> None:
     assert ATTRIBUTE in findings["recorded"].text and findings["recorded"].is_fatal
 
 
-def test_the_cell_of_an_import_does_not_change_what_a_function_does() -> None:
-    text = "def f(x):\n    for i in x:\n        print(i, end='' if x else math.sqrt(i))"
-    texts = [
-        f"import math\n{text}",
-        text,
-        text.replace("sqrt", "cos"),
-        text.replace("if x", "if i"),
-    ]
-    functions = []
-    for source in texts:
-        scope: dict[str, Any] = {}
-        exec(compile(source, "<cell>", "exec"), scope)
-        functions.append(scope["f"])
-    assert functions[0].__code__.co_code != functions[1].__code__.co_code
-    assert [_content(functions[0]) == _content(f) for f in functions] == [True, True, False, False]
-
-
 ORDER = "list({'a', 'b', 'c'}).index('a')"
 
 
@@ -271,23 +308,18 @@ def test_code_that_is_another_in_the_next_process_is_refused(
 ) -> None:
     (tmp_path / "torch.py").write_text("raise SystemExit('it ran')")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(AttnlmError, match="a set has no order, and hash and id") as refused:
+    with pytest.raises(AttnlmError, match=r"something else|cannot be opened") as refused:
         check(tmp_path, init, body)
     assert "sorted(" in refused.value.hint
 
 
 @pytest.mark.parametrize(
-    ("expression", "starts"),
+    "expression",
     [
-        ("sorted({'a', 'b', 'c'}).index('b')", 1),
-        ("len({'a', 'b'} & {'b'})", 1),
-        ("('a' in {'a', 'b'}) + (type(self) not in {int, str})", 0),
+        "sorted({'a', 'b', 'c'}).index('b')",
+        "len({'a', 'b'} & {'b'})",
+        "('a' in {'a', 'b'}) + (type(self) not in {int, str})",
     ],
 )
-def test_a_set_that_has_an_order_or_needs_none_is_trained(
-    expression: str, starts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    start = MagicMock(wraps=recorded._other_process)
-    monkeypatch.setattr(recorded, "_other_process", start)
+def test_a_set_that_has_an_order_or_needs_none_is_trained(expression: str, tmp_path: Path) -> None:
     check(tmp_path, "", f"y = y * {expression}")
-    assert start.call_count == starts

@@ -19,7 +19,6 @@ import json
 import linecache
 import math
 import os
-import random
 import symtable
 import sys
 import traceback
@@ -257,40 +256,6 @@ def _folders_of(module: object) -> set[str]:
     return {str(Path(place).absolute().parent) for place in places if isinstance(place, str)}
 
 
-@contextlib.contextmanager
-def opened_again(codes: Iterable[OwnCode]) -> Iterator[None]:
-    """Run own code anew in this context, as another process does that opens a run.
-
-    Nothing next to the files of `codes` can be imported. Random numbers and the command's arguments
-    differ from those before. At the end, all is as it was.
-    """
-    import numpy as np
-    import torch
-
-    before = {source: source.module for source in _SOURCES.values()}
-    arguments = sys.argv
-    folders = [code.path.parent for code in codes]
-    states = random.getstate(), np.random.get_state()
-    with _without_neighbours(folders), torch.random.fork_rng(devices=[]):
-        for source in before:
-            source.module = None
-        torch.default_generator.manual_seed(_OTHER_SEED)
-        random.seed(_OTHER_SEED)
-        np.random.seed(_OTHER_SEED)
-        sys.argv = ["attnlm", "sample", "run"]
-        try:
-            yield
-        finally:
-            sys.argv = arguments
-            for source in _SOURCES.values():
-                source.module = before.get(source)
-                if source.module is not None:
-                    sys.modules[source.module.__name__] = source.module
-            random.setstate(states[0])
-            np.random.set_state(states[1])
-
-
-_OTHER_SEED = 20_240_229
 _RUNNING: list[str] = []
 """the files that run now"""
 
@@ -371,8 +336,7 @@ def passed_code(thing: Callable[..., Any]) -> OwnCode:
         content = _source_for(name, scope).encode()
         path = Path(str(scope.get("__file__"))).absolute().with_name(f"{name.lower()}.py")
         code = OwnCode(f"{path.name}:{name}", path, allow_call(content, name))
-        with opened_again([code]):
-            code.load()
+        code.load()
     except AttnlmError:
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 - own code may raise anything

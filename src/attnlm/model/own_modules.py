@@ -165,16 +165,20 @@ class _Counting(TorchDispatchMode):
 
 
 def _costs_on(device: str, spec: ModelSpec, vocab_size: int) -> Costs:
+    """Return the costs of a model with the first weights of a fixed seed; "meta" has no numbers."""
     kept: dict[int, int] = {}
     with torch.random.fork_rng(devices=[]), torch.device(device):
-        model = uninitialised_model(spec, vocab_size).train()
+        torch.manual_seed(0)  # own code may refuse NaN, or compute less with it
+        build = uninitialised_model if device == "meta" else type(spec).build
+        model = build(spec, vocab_size).train()
         ids_BT = torch.zeros(1, spec.block_size, dtype=torch.long)
         weights = {p.untyped_storage()._cdata for p in model.parameters()}
 
         def keep(tensor: Tensor) -> Tensor:
-            storage = tensor.untyped_storage()
-            if storage._cdata not in weights:
-                kept[storage._cdata] = storage.nbytes()
+            if tensor.layout is torch.strided:
+                storage = tensor.untyped_storage()
+                if storage._cdata not in weights:
+                    kept[storage._cdata] = storage.nbytes()
             return tensor
 
         # No formula is known for the fused attention of a CPU.

@@ -177,7 +177,7 @@ def save_checkpoint(
             raise AttnlmError(
                 f"{name.removeprefix(_MODEL)} is a buffer of {tensor.dtype}, {tensor.layout}, "
                 "which a checkpoint cannot hold",
-                "use a dense buffer of numbers of another type",
+                "keep it dense, or make it in the constructor, with persistent=False",
             )
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in named.items()}
     content = json.dumps({**facts, _HASH: _hash(facts, tensors)}, sort_keys=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from torch import nn
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.folders import CHECKPOINT_DIR, DATA_DIR
 from attnlm.base.json_records import record_from_json
-from attnlm.base.own_code import opened_again
+from attnlm.compute.device import choose_device
 from attnlm.config.settings import Config, resolve_new
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.model.inspection import are_close, check_finite, stored_buffers, uninitialised_model
@@ -25,7 +24,8 @@ from attnlm.runs.create_run import create_run
 from attnlm.runs.journal import EvaluationRecord
 from attnlm.runs.records import CheckpointFacts
 from attnlm.runs.run import Run, open_run
-from attnlm.training.recorded import recorded_config
+from attnlm.training.optimizer import flatten_parameters
+from attnlm.training.recorded import check_recorded
 from attnlm.training.validation import Split, validation_loss
 from attnlm.workflows.check_own_code import check_causal
 
@@ -104,9 +104,7 @@ def _rebuilt_model(model: nn.Module, config: Config, vocab_size: int) -> Languag
 
     Raises AttnlmError if it has other weights or computes other logits.
     """
-    with tempfile.TemporaryDirectory() as folder, opened_again(config.codes):
-        spec = recorded_config(config, Path(folder)).spec
-        rebuilt = uninitialised_model(spec, vocab_size).eval()
+    rebuilt = uninitialised_model(config.spec, vocab_size).eval()
     trained = model
     if not isinstance(trained, LanguageModel):
         trained = OwnLanguageModel(config.spec, vocab_size, model)  # type: ignore[arg-type]
@@ -126,6 +124,8 @@ def _rebuilt_model(model: nn.Module, config: Config, vocab_size: int) -> Languag
             raise AttnlmError(
                 "the model computes something else than its settings say", "pass its `code`"
             )
+    flatten_parameters(rebuilt, config.training)
+    check_recorded(config, rebuilt, choose_device("cpu"))
     return rebuilt
 
 
