@@ -146,9 +146,7 @@ def heads(
         )
     console.say(f"{report.run}, {chosen}, measured over {report.measured_on}")
     if report.loss is not None:
-        more = "" if report.measures_all else f" (--windows {report.windows_of_text} uses all)"
-        loss = f"{report.loss:.4f} nats per token"
-        console.say(f"loss over these windows{more}, with all heads: {loss}")
+        console.say(f"loss over these windows, with all heads: {report.loss:.4f} nats per token")
     _show(report, output, json)
 
 
@@ -201,8 +199,7 @@ def patch(
         )
     chosen = opened.checkpoint(settings["checkpoint"])
     console.say(f"{opened.name}, {chosen}: {patching.model}, {len(patching.clean)} tokens")
-    for sentence in filter(None, (patching.compared, patching.missing)):
-        console.say(sentence)
+    console.say(patching.compared)
     _show(patching, output, json)
 
 

@@ -24,7 +24,7 @@ from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Result, Run, open_dataset_of, open_run, run_summary
 from attnlm.see.attend import CAUTION, Attention, compute_attention
 from attnlm.see.curves import chart_data, run_lines, run_verdict
-from attnlm.see.head_scores import PATTERNS, TooShortError
+from attnlm.see.head_scores import PATTERNS
 from attnlm.see.heads import HeadsReport, heads
 from attnlm.see.model_page import first_text, models_to_try
 from attnlm.see.page import encode_base64, render
@@ -269,7 +269,7 @@ def report(
                 on_event=on_event,
             )
             heads_over = scores.measured_on
-        except (NotRecordedError, TooShortError) as error:
+        except AttnlmError as error:
             heads_over = error.message
     commands = [prepare_command(dataset)] if dataset else []
     commands.append(import_command(run) if run.imported_from else train_command(run))
