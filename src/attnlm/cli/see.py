@@ -91,19 +91,16 @@ def trace(
         raise UsageError(message, "--as-code and --json always include every head")
     text, opened = _read_and_opened("trace", text, run, settings)
 
-    from attnlm.see.script_export import as_script
-    from attnlm.see.trace import trace_lines
-
     chosen = opened.checkpoint(settings["checkpoint"])
     console.say(f"{opened.name}, {chosen}: {opened.config.spec.name}")
     if as_code:
+        from attnlm.see.script_export import as_script
+
         console.write(as_script(opened, text, checkpoint=chosen.which))
         return
     traced = attnlm.trace(text, opened, **settings)
-    if json:
-        console.print_json(traced.facts())
-    else:
-        console.print_result("\n".join(trace_lines(traced, 1 if head is None else head)))
+    lines = "\n".join(traced.lines(1 if head is None else head))
+    console.print_result_or_json(lines, traced.facts(), json)
 
 
 @with_options(shared("checkpoint", "device", "checkpoint_dir", "data_dir"))
