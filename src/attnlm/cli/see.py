@@ -230,8 +230,7 @@ def report(
     words = console.with_flags(run_report.verdict)
     if run_report.result is not None:
         words = f"{opened.checkpoint(settings['checkpoint'])}; {words}"
-        has_maps = opened.config.spec.has_attention
-        if run_report.data_gone and has_maps:
-            console.say(f"heads are not measured on validation text: {run_report.data_gone}")
+    if run_report.not_measured and opened.config.spec.has_attention:
+        console.say(f"heads are not measured: {run_report.not_measured}")
     console.say(f"{opened.name}: {words}")
     console.print_result_or_json(str(page), run_report.facts() | {"output": str(page)}, json)

@@ -156,7 +156,7 @@ def play_page(models: Sequence[dict[str, Any]], prompt: str = "", title: str = "
     The default title is the models' names.
     """
     data = {"models": models, "prompt": prompt, "title": title}
-    return render("play.html", script="play_page.js", data=data, models=models, title=title)
+    return render("play.html", script="play_page.js", data=data)
 
 
 def model_data(
