@@ -189,7 +189,8 @@ def test_scores_over_training_are_shown_as_heat_maps(trained: Path) -> None:
     flags = ("heads", "tied", "--over-training")
     run = open_run(trained / "checkpoints" / "tied")
     found = heads_over_training(run)
-    assert json.loads(command(*flags, "--json", cwd=trained).stdout) == found.facts()
+    facts = {**found.facts(), "run": "checkpoints/tied"}
+    assert json.loads(command(*flags, "--json", cwd=trained).stdout) == facts
     evaluated = [record["step"] for record in run.metrics()]
     assert found.steps == sorted({*evaluated, 1, 10}) and len(evaluated) == 11
     shown = command(*flags, cwd=trained).stdout
