@@ -218,6 +218,12 @@ def test_the_command_shows_findings_and_fails_if_training_would(code: Path, tmp_
     assert not list(tmp_path.iterdir())
 
 
+def test_a_file_with_one_class_needs_no_name(tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "examples" / "linear_attention.py"
+    done = command("check", example, "--embed-dim", 8, "--heads", 2, cwd=tmp_path)
+    assert "LinearAttention" in done.stdout
+
+
 # --- Training what is not causal ------------------------------------------------------------------
 
 TRAIN = [f"--{n.replace('_', '-')}={v}" for n, v in own_code.SMALL.items()]
