@@ -32,15 +32,10 @@ CAUTION = (
 class Attention(Pictured):
     """Every head's attention weights over T tokens. A notebook shows a map of each head."""
 
-    run: str
     model: str
     tokens: list[str]
     weights: Numbers
     """(L layers, H heads, T, T): row t has the weights of token t on the tokens up to itself"""
-
-    def __repr__(self) -> str:
-        layers, heads, length, _ = self.weights.shape
-        return f"<Attention of {self.run!r}: {layers} × {heads} heads over {length} tokens>"
 
     def __str__(self) -> str:
         """Return a line for each head and token, with its largest weights."""
@@ -72,10 +67,6 @@ class Attention(Pictured):
         ]
         title = f"What {self.run} attends to: a row for each token that attends"
         return HeatMaps(title, grids, in_a_row=self.weights.shape[1])
-
-    def facts(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return {**vars(self), "weights": self.weights.tolist()}
 
 
 def likeliest(scores_V: NDArray[Any], count: int) -> list[int]:

@@ -60,7 +60,6 @@ class HeadReport:
 class HeadsReport(Pictured):
     """Scores of all heads of a run, measured over `windows` windows of `window` tokens."""
 
-    run: str
     windows: int
     window: int
     measured_on: str
@@ -70,9 +69,6 @@ class HeadsReport(Pictured):
     """the score of uniform attention, by pattern"""
     loss: float | None
     """the loss over the same windows with no head silenced, if measured"""
-
-    def __repr__(self) -> str:
-        return f"<HeadsReport of {self.run!r}: {len(self.heads)} heads>"
 
     def __str__(self) -> str:
         """Return a table with a row for each head, which fits 80 columns."""
@@ -238,14 +234,10 @@ def _loss_without(
 class HeadsOverTraining(Pictured):
     """The scores of all heads of a run at each of S snapshots."""
 
-    run: str
     steps: list[int]
     """the step of each snapshot"""
     scores: dict[str, Numbers]
     """(S, L, H): how the scores of each pattern change"""
-
-    def __repr__(self) -> str:
-        return f"<HeadsOverTraining of {self.run!r}: {len(self.steps)} snapshots>"
 
     @property
     def maps(self) -> HeatMaps:

@@ -13,14 +13,12 @@ import numpy as np
 
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.folders import DATA_DIR
 from attnlm.base.formatting import quantity
-from attnlm.data.dataset import ids_at
 from attnlm.model.architecture import Architecture, UnsupportedError, require_architecture
 from attnlm.runs.checkpoint import Array
 from attnlm.runs.external_formats import Exported
 from attnlm.runs.load_model import checked_weights
-from attnlm.runs.run import Checkpoint, Run, open_dataset_of, run_summary
+from attnlm.runs.run import Checkpoint, Run, run_summary
 from attnlm.see.page import encode_base64, render
 from attnlm.tokens.tokenizer import BpeTokenizer, CharTokenizer, IdsTokenizer, Tokenizer
 
@@ -30,7 +28,6 @@ LARGEST = 60_000_000
 """The limit for the parameters of a page's models together. It does not hold if `force` is set."""
 _MOST_TO_TRY = 2_000_000
 """The limit for the parameters of models beside other content, for a page of about 10 MB."""
-_EXCERPT = 200  # characters of the training text
 PageMaker = Callable[[Sequence[dict[str, Any]], str], bytes]
 
 
@@ -43,13 +40,11 @@ def export_to_html(
     force: bool,
     make_page: PageMaker,
     text: str | None = None,
-    data_dir: Path = Path(DATA_DIR),
 ) -> Exported:
     """Write a page that runs the models of `runs`.
 
     `make_page` makes the page from the models' JSON values and a first text, which is `text`
-    (default: `first_text`). The excerpts of training texts come from the data sets that
-    `open_dataset_of` finds. The file is written atomically. Raises UsageError if its name does not
+    (default: `first_text`). The file is written atomically. Raises UsageError if its name does not
     end with .html. Raises AttnlmError if `path` is a folder, if a run's files are missing or
     damaged, for a weight that float16 can't represent, and for a `text` that a tokenizer can't
     encode; and, unless `force` is set, if `path` exists or the models are too large.
@@ -72,7 +67,7 @@ def export_to_html(
     for run in runs:
         run.tokenizer.encode(text or "")
     pairs = zip(runs, checkpoints, strict=True)
-    models = [run_data(run, weights, type, data_dir=data_dir) for run, weights in pairs]
+    models = [run_data(run, weights, type) for run, weights in pairs]
     page = make_page(models, first_text(runs) if text is None else text)
     with files.explaining_os_errors(path, ", or name another file"):
         path.absolute().parent.mkdir(parents=True, exist_ok=True)
@@ -99,14 +94,10 @@ def run_data(
     checkpoint: Checkpoint,
     number_type: str | None = None,
     name: str | None = None,
-    data_dir: Path = Path(DATA_DIR),
 ) -> dict[str, Any]:
     """Return `model_data` for a run's checkpoint; default name: the run's.
 
-    The values say how the run was trained, with an excerpt of its training text if its data set is
-    still there.
-
-    Raises as `checked_weights` does.
+    The values say how the run was trained. Raises as `checked_weights` does.
     """
     summary = run_summary(run)
     origin = f"trained on {run.dataset.name}"
@@ -114,25 +105,12 @@ def run_data(
         origin = f"imported from {run.imported_from}"
     elif (result := run.result()) is not None:
         origin += f" to a loss of {result.final.val_loss:.2f}"
-    if excerpt := _excerpt(run, data_dir):
-        summary["the text begins"] = excerpt
     a = require_architecture(run.config.spec, "a page that computes")
     weights = checked_weights(run, checkpoint)
     description = f"{a.name}, {run.parameters:,} parameters, {origin}"
     return model_data(
         name or run.name, a, weights, run.tokenizer, description, number_type, summary
     )
-
-
-def _excerpt(run: Run, data_dir: Path) -> str:
-    """Return the beginning of the training split, or "" if the data set is missing or changed."""
-    try:
-        dataset = open_dataset_of(run, data_dir)
-    except AttnlmError:
-        return ""
-    ids = ids_at(dataset.train, slice(_EXCERPT), run.vocab_size, "train.bin").tolist()
-    text = dataset.tokenizer.decode_bytes(ids).decode(errors="ignore")[:_EXCERPT]
-    return f"{''.join(c if c.isprintable() else ' ' for c in text).strip()} …"
 
 
 def first_text(runs: Sequence[Run]) -> str:

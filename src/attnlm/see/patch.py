@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -42,7 +41,6 @@ class Patching(Pictured):
     layer without `scaled_dot_product_attention`, and without softmax times values, has no heads.
     """
 
-    run: str
     model: str
     clean: list[str]
     """T tokens; … for tokens that differ from pair to pair"""
@@ -61,9 +59,6 @@ class Patching(Pictured):
     """(L, T): the output of the MLP at each token"""
     heads: Numbers
     """(L, H): a head's mixed values, weights · v before the projection, at all tokens together"""
-
-    def __repr__(self) -> str:
-        return f"<Patching of {self.run!r}: {self.compared}>"
 
     @property
     def compared(self) -> str:
@@ -98,10 +93,6 @@ class Patching(Pictured):
         layers, heads = ([*numbers[:count]] for count in self.heads.shape)
         grids.append(Grid("heads", [f"layer {n}" for n in layers], heads, self.heads, "head"))
         return HeatMaps(f"{self.run}: {self.compared}", [g for g in grids if g.values.size])
-
-    def facts(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in vars(self).items()}
 
 
 def patch(

@@ -86,7 +86,6 @@ def export(
         force=force,
         make_page=_page_maker(runs, train, title or "", Path(data_dir), on_event),
         text=text,
-        data_dir=Path(data_dir),
     )
 
 
