@@ -591,7 +591,7 @@ def test_the_command_writes_runs_that_continue_texts_as_sample(
     done = command("export", "multi-head", "tied", "p.html", *checkpoints, "--json", cwd=tmp_path)
     run = attnlm.open_run("multi-head", checkpoint_dir=trained / "checkpoints")
     told = json.loads(done.stdout)
-    assert told["path"] == "p.html" and told["page"].startswith("a page of ")
+    assert told["output"] == "p.html" and told["form"].startswith("a page of ")
     assert told["checkpoint"] == "best" and told["parameters"] > run.parameters
     view = open_page(tmp_path / "p.html")
     assert view.evaluate("attnlm.models.map((model) => model.name)") == ["multi-head", "tied"]
