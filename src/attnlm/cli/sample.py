@@ -19,13 +19,7 @@ from attnlm.base.formatting import duration, nats_and_bits
 from attnlm.cli import console, options
 from attnlm.cli.event_printer import Display, baselines
 from attnlm.cli.options import decode_argument, option, shared, switch, with_options
-from attnlm.generation.sampling_config import (
-    MOST_CHOICES_HELD,
-    MOST_HELD,
-    SAMPLING,
-    SamplingConfig,
-    draw_seed,
-)
+from attnlm.generation.sampling_config import SAMPLING, SamplingConfig, draw_seed
 from attnlm.runs.records import NOT_COMPARABLE
 
 if TYPE_CHECKING:
@@ -124,8 +118,6 @@ def _checked(
     if show_probs and many:
         message = "--show-probs cannot be combined with --num-samples"
         raise UsageError(message, "leave one out")
-    if many or json:  # memory holds the texts to the end
-        config.check_room(1, MOST_CHOICES_HELD if show_probs else MOST_HELD)
     if prompt == "-":
         return decode_utf8(sys.stdin.buffer.read(), "the prompt on stdin").removesuffix("\n")
     return decode_argument(prompt or "", "--prompt")

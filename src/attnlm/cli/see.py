@@ -44,7 +44,7 @@ def attend(
 
     from attnlm.see.attend import CAUTION
 
-    found = attnlm.attend(text, opened, on_event=Display(), **settings)
+    found = attnlm.attend(text, opened, **settings)
     _say_read(opened, settings, f"{found.model}, {len(found.tokens)} tokens")
     _show(found, opened, output, json)
     console.say(CAUTION)

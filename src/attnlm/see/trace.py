@@ -178,25 +178,25 @@ def _layer_operations(a: Architecture, layer: Layer) -> Iterator[tuple[str, str,
     heads = layer.heads
     if heads is None and a.attention != "none":
         raise NotRecordedError
-    is_softmax = a.attention == "softmax"
     if heads is not None and layer.read is not None and layer.attended is not None:
         if a.norm != "none":
             yield "norm", _NORMS[a.norm], "T C", layer.read
+        is_softmax = a.attention == "softmax"
         if is_softmax:
             bias = " + bias" if a.qkv_bias else ""
-            placed = ["normalised"] if a.query_key_norm else []
-            placed += ["rotated by position"] if a.positions == "rotary" else []
+            placed = ["normalised"] * a.query_key_norm
+            placed += ["rotated by position"] * (a.positions == "rotary")
             then = f", {' and '.join(placed)}" if placed else ""
             yield "q", f"x · W_qᵀ{bias}{then}", "H T D", heads.query
             yield "k", f"x · W_kᵀ{bias}{then}", "H T D", heads.key
             yield "v", f"x · W_vᵀ{bias}", "H T D", heads.value
-        yield "scores", _SCORES[a.attention], "H T T", heads.scores
         later = torch.ones_like(heads.scores, dtype=torch.bool).triu(1)
         masked = heads.scores.masked_fill(later, -torch.inf)
+        joined = "the heads side by side" + (", then the projection" if a.projection else "")
+        yield "scores", _SCORES[a.attention], "H T T", heads.scores
         yield "mask", "−∞ where the key comes after the query", "H T T", masked
         yield "softmax", "eˢ / Σ eˢ along each row: the attention weights", "H T T", layer.maps
         yield "mix", f"weights · {'v' if is_softmax else 'x'}", "H T D", heads.mixed
-        joined = "the heads side by side" + (", then the projection" if a.projection else "")
         yield "attended", joined, "T C", layer.attended
     if layer.mlp is not None:
         before = "attended" if heads is not None else "x"
