@@ -91,7 +91,7 @@ def sample(
     seconds = time.perf_counter() - began
     speed = round(count / seconds) if seconds else 0
     if json:
-        facts = {"texts": texts, "choices": choices, "generated_tokens": count}
+        facts: dict[str, Any] = {"texts": texts, "choices": choices, "generated_tokens": count}
         facts |= {"seconds": round(seconds, 3), "tokens_per_second": speed, "seed": config.seed}
         console.print_json(facts | {"checkpoint": chosen.which, "step": chosen.step})
     elif not show_probs:  # its output ends with a line end
@@ -125,21 +125,22 @@ def _checked(
 
 def _generate(
     sampler: Sampler, ids: list[int], prompt: str, config: SamplingConfig, json: bool, probs: bool
-) -> tuple[list[str], int, list[dict[str, Any]]]:
+) -> tuple[list[str], int, list[dict[str, Any]] | None]:
     """Generate text, and print it unless `json` is True; with `probs`, print each token in numbers.
 
-    Return the texts, the number of tokens, and the choices of tokens as JSON values.
+    Return the texts, the number of tokens, and with `probs` the choices of tokens as JSON values.
     """
     write = ignore if json else console.write
     if config.num_samples > 1:
         continued, count = sampler.samples([ids], config)
         texts = [prompt + text for text in continued]
         write("\n---\n".join(texts))
-        return texts, count, []
+        return texts, count, None
     length = len(ids)
     pieces = [prompt]
-    choices = []
+    choices = None
     if probs:
+        choices = []
         for choice in sampler.choices(ids, config):
             pieces.append(choice.text)
             choices += [choice.facts()] if json else []
@@ -300,7 +301,7 @@ def eval_(
         "floor": dataset.floor,
         "checkpoint": chosen.which,
         "step": chosen.step,
-        "leaks": opened.leaks,
+        "leaks": opened.leaks or None,
         "accuracy": evaluation.accuracy,
         "longer_accuracy": longer_accuracy,
     }

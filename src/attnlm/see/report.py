@@ -69,14 +69,16 @@ class Report:
 
     def facts(self) -> dict[str, Any]:
         """Return the main results as JSON values."""
+        best = self.result and self.result.final
         return {
             "run": str(self.run.path),
             "model": self.run.config.spec.name,
             "parameters": self.run.parameters,
             "parent": self.run.parent and asdict(self.run.parent),
-            "imported_from": self.run.imported_from,
-            **(self.result.facts() if self.result else {}),
-            "accuracy": self.result and self.result.final.accuracy,
+            "imported_from": self.run.imported_from or None,
+            "val_loss": best and best.val_loss,
+            "bits_per_byte": best and best.bits_per_byte,
+            "accuracy": best and best.accuracy,
             "verdict": self.verdict,
             "heads": [] if self.heads is None else self.heads.facts()["heads"],
             "commands": list(self.commands),
