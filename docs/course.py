@@ -108,13 +108,13 @@ def ladder(course: Path, name: str) -> Any:
 
 def attention(course: Path, name: str, text: str = TEXT) -> Any:
     """Return the attention weights (H, T, T) of the first layer."""
-    return attnlm.attend(text, name, checkpoint_dir=course / "checkpoints").weights[0]
+    return attnlm.attend(text, course / "checkpoints" / name).weights[0]
 
 
 def four_heads(course: Path) -> attnlm.HeadsReport:
     """Return what `heads` shows in step 5."""
-    run = attnlm.open_run("four-heads", checkpoint_dir=course / "checkpoints")
-    found = attnlm.heads(run, ablate=True, windows=2000, data_dir=course / "data")
+    run = attnlm.open_run(course / "checkpoints" / "four-heads", data_dir=course / "data")
+    found = attnlm.heads(run, ablate=True, windows=2000)
     assert found.measured_on.startswith("all ")
     return found
 

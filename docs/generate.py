@@ -19,11 +19,11 @@ from typing import Any
 import attnlm
 from attnlm.cli.app import root_command
 from attnlm.cli.options import SHOWS_ALL
-from attnlm.runs.external_formats import Exported
 from attnlm.runs.journal import EvaluationRecord, Snapshot
 from attnlm.runs.ladder_plan import LadderPlan
 from attnlm.runs.run import Checkpoint, Result
 from attnlm.see.heads import HeadReport
+from attnlm.see.model_page import Exported
 from attnlm.see.pictures import Grid, HeatMaps
 from attnlm.see.trace import Operation
 from attnlm.see.verdicts import Pair

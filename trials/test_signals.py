@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import attnlm
-from attnlm.workflows.autotune import _has_compiler
+from attnlm.workflows.autotune import has_compiler
 from tests.kit import ATTNLM
 from tests.models import assert_same_run
 from tests.processes import free_port
@@ -52,7 +52,7 @@ _COMMANDS = {
     "prepare, a download stalled": ["prepare", "{stalled}"],
 }
 _LONGEST = {"prepare": 1.5, "train, compiling": 12.0}  # seconds to the signal
-if not _has_compiler():
+if not has_compiler():
     del _COMMANDS["train, compiling"]
 
 

@@ -23,7 +23,7 @@ from attnlm.model.architecture import RUNGS
 from attnlm.training.events import Evaluated, Started, Stepped
 from attnlm.training.forms import has_native_form
 from attnlm.training.memory import FACTOR
-from attnlm.workflows.autotune import _has_compiler
+from attnlm.workflows.autotune import has_compiler
 from tests.models import assert_same_run
 from trials import kit
 
@@ -63,7 +63,7 @@ def _ways() -> Iterator[dict[str, Any]]:
 
 
 _STOPS = list(itertools.product(_ways(), range(1, 12)))
-if _has_compiler():
+if has_compiler():
     compiled = {"model": "transformer", "dropout": 0.2, "compile": "torch", "optimizer": "muon"}
     _STOPS += [(compiled, stop) for stop in (1, 6, 11)]
 

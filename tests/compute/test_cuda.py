@@ -170,7 +170,7 @@ def test_examples_with_answers_are_trained(tmp_path: Path) -> None:
     data = attnlm.prepare("reverse", examples=200, data_dir=tmp_path / "data")
     runs = [trained(data, block_size=24, device=device) for device in ("cpu", "cuda")]
     assert losses(runs[1]) == pytest.approx(losses(runs[0]), rel=1e-3)
-    evaluations = [attnlm.evaluate(run, device="cuda", data_dir=tmp_path / "data") for run in runs]
+    evaluations = [attnlm.evaluate(run, device="cuda") for run in runs]
     assert evaluations[0].accuracy == evaluations[1].accuracy
 
 

@@ -303,7 +303,7 @@ def test_processes_accept_a_finished_run(whole: Path, project: Path, tmp_path: P
     content, words = contents(whole), (*TRAIN, "--name", "whole", "--exist-ok")
     main, other = processes.run_ranks(project, tmp_path, 0, words, words)
     assert other == ("", "") and main[0] == "checkpoints/whole\n"
-    assert main[1].startswith("whole exists, is finished, and has this configuration")
+    assert main[1].startswith("whole is finished, and has this configuration")
     assert contents(whole) == content
 
 

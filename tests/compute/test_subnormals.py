@@ -112,9 +112,11 @@ def test_threads_of_a_pool_flush_though_the_thread_that_starts_them_does_not(mod
 
 
 def test_evaluation_flushes(modes: Modes, trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = attnlm.open_run("transformer", checkpoint_dir=trained / "checkpoints")
+    run = attnlm.open_run(
+        "transformer", checkpoint_dir=trained / "checkpoints", data_dir=trained / "data"
+    )
     monkeypatch.setattr(evaluation, "validation_loss", modes.before(validation_loss))
-    attnlm.evaluate(run, data_dir=trained / "data")
+    attnlm.evaluate(run)
     assert modes.found == {"MainThread": True}
 
 

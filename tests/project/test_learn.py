@@ -53,8 +53,8 @@ class TestSteps:
         before = [head.scores["previous-token"] for head in heads]
         costs = [head.loss_change or 0 for head in heads]
         assert (int(np.argmax(before)), int(np.argmax(costs))) == (3, 2)
-        run = attnlm.open_run("distance", checkpoint_dir=course / "checkpoints")
-        scores = [head.scores for head in attnlm.heads(run, data_dir=course / "data").heads]
+        run = attnlm.open_run(course / "checkpoints" / "distance", data_dir=course / "data")
+        scores = [head.scores for head in attnlm.heads(run).heads]
         strongest = {max(of_head, key=of_head.__getitem__) for of_head in scores}
         assert {"previous-token", "same-token"} <= strongest
 
@@ -168,7 +168,7 @@ def test_the_head_of_the_exercise_scores_by_distance_only(project: Path) -> None
     assert remedies.keys() == {"gradients"}
     assert "query.weight" in remedies["gradients"] and "key.weight" in remedies["gradients"]
     command(*train, "--steps", 2, "--block-size", 8, cwd=project)
-    weights = attnlm.attend("apples", "distance", checkpoint_dir=project / "checkpoints").weights
+    weights = attnlm.attend("apples", project / "checkpoints" / "distance").weights
     itself, before = (np.diagonal(weights[0], -back, 1, 2) for back in (0, 1))
     ratios = itself[:, 1:] / before
     np.testing.assert_allclose(ratios, ratios[:, :1].repeat(ratios.shape[1], 1), rtol=1e-4)

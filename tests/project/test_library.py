@@ -165,9 +165,9 @@ def test_a_run_can_be_given_wherever_a_name_can(
     assert attnlm.open_run(run) is run
     assert attnlm.open_run(checkpoint_dir=runs) == attnlm.open_run(name, checkpoint_dir=runs) == run
     loss = attnlm.evaluate(run, data=dataset).loss
-    assert loss == attnlm.evaluate(name, data="foxes", checkpoint_dir=runs).loss
+    assert loss == attnlm.evaluate(tmp_path / name, data="foxes").loss
     text = "".join(attnlm.sample(run, tokens=9, seed=1))
-    assert text == "".join(attnlm.sample(name, tokens=9, seed=1, checkpoint_dir=runs))
+    assert text == "".join(attnlm.sample(f"{runs}/{name}", tokens=9, seed=1))
     attnlm.train(resume=name, checkpoint_dir=runs, steps=2)
     # What `run` says of its steps is out of date by now.
     assert attnlm.train(resume=run, steps=3).metrics()[-1]["step"] == 3

@@ -19,9 +19,8 @@ import attnlm
 from attnlm.base.errors import AttnlmError
 from attnlm.config.settings import resolve
 from attnlm.config.variants import variant
-from attnlm.model.inspection import first_difference
 from attnlm.runs import hugging_face
-from attnlm.runs.hugging_face import read_config
+from attnlm.runs.hugging_face import first_difference, read_config
 from attnlm.tokens.byte_pairs import load_published, visible
 from attnlm.tokens.tokenizer_json import library_tokenizer, read_tokenizer, read_tokenizer_files
 from tests.kit import command, fails
@@ -127,11 +126,9 @@ def test_a_model_of_transformers_computes_the_same_here(
         )
 
 
-@pytest.mark.parametrize(
-    ("tokenizer", "form"), [("qwen2", "Qwen2ForCausalLM"), ("smollm", "LlamaForCausalLM")]
-)
+@pytest.mark.parametrize("tokenizer", ["qwen2", "smollm"])
 def test_transformers_reads_the_ids_of_the_exported_tokenizer(
-    tokenizer: str, form: str, tmp_path: Path, transformers: Any
+    tokenizer: str, tmp_path: Path, transformers: Any
 ) -> None:
     """`transformers` reads every tokenizer of a Qwen2 model as Qwen2's."""
     torch.manual_seed(1)
@@ -141,7 +138,7 @@ def test_transformers_reads_the_ids_of_the_exported_tokenizer(
     (tmp_path / "theirs" / "tokenizer.json").write_text(json.dumps(content))
     run = attnlm.import_run(tmp_path / "theirs", checkpoint_dir=tmp_path / "checkpoints")
     again = attnlm.export(run, tmp_path / "again")
-    assert again.form == form
+    assert again.form == "LlamaForCausalLM"
     theirs = transformers.AutoTokenizer.from_pretrained(again.path)
     for text in texts_with_special(["<|im_start|>"], 20):
         assert theirs(text).input_ids == run.tokenizer.encode(text)

@@ -80,7 +80,7 @@ def test_every_evaluation_records_a_sample_and_attention(
     packed = np.frombuffer(base64.b64decode(records[-1]["maps"]), np.uint8).reshape(-1, 36)
     assert (packed[:, 0] == 255).all()
     assert last.maps.reshape(-1, 8, 8)[:, 1, :2] == pytest.approx(packed[:, 1:3] / 255)
-    found = study_heads(run, windows=256 // 8, checkpoint="last", device="cpu", data_dir=data)
+    found = study_heads(run, windows=256 // 8, checkpoint="last", device="cpu")
     assert last.scores is not None and last.scores.shape == (len(PATTERNS), *maps.shape[:2])
     for head in found.heads:
         kept = last.scores[:, head.layer, head.head]
@@ -102,10 +102,10 @@ def test_an_attention_without_softmax_trains_and_has_no_maps(
             ids.append(int(module(torch.tensor([ids]))[0, -1].argmax()))
     greedy = attnlm.sample(run, prompt="1 ", tokens=6, temperature=0)
     assert "".join(greedy) == run.tokenizer.decode(ids)
-    for call in (lambda: attnlm.attend("1 apples", run), lambda: study_heads(run, data_dir=data)):
+    for call in (lambda: attnlm.attend("1 apples", run), lambda: study_heads(run)):
         with pytest.raises(AttnlmError, match="no attention weights"):
             call()
-    found = report(run, data_dir=data)
+    found = report(run)
     assert found.heads is None and "no attention weights" in found.not_measured
     assert found.page().startswith(b"<!doctype html>")
 

@@ -18,7 +18,6 @@ from torch.nn import functional as F
 
 import attnlm
 from attnlm import AttnlmError, Dataset, Run, load_model, open_run
-from attnlm.runs.run import open_dataset_of
 from attnlm.see import head_scores as see
 from attnlm.see.head_scores import PATTERNS, repeated_random_tokens, word_starts
 from attnlm.see.heads import HeadsOverTraining, heads_over_training
@@ -115,7 +114,7 @@ def test_ablation_measures_the_loss_without_a_head(name: str, trained: Path) -> 
     run = open_run(trained / "checkpoints" / name)
     report = attnlm.heads(run, windows=1000, ablate=True, device="cpu")
     model, _ = load_model(run, device="cpu")
-    tokens = open_dataset_of(run, trained / "data").val
+    tokens = run.open_dataset().val
     whole = tokens[: report.windows * report.window + 1]
     assert (report.windows, report.window) == ((len(tokens) - 1) // 16, 16)
     assert report.loss == pytest.approx(
@@ -174,7 +173,7 @@ def test_a_text_in_place_of_a_data_set_that_is_gone(trained: Path, tmp_path: Pat
     run = open_run(shutil.copytree(trained / "checkpoints" / "single-head", tmp_path / "run"))
     run = replace(run, dataset=replace(run.dataset, path=str(tmp_path / "gone"), name="gone"))
     with pytest.raises(AttnlmError) as raised:
-        attnlm.heads(run, data_dir=tmp_path)
+        attnlm.heads(run)
     assert "`text`" in raised.value.hint
     text = tmp_path / "mine.txt"
     text.write_text("the fox jumps")
@@ -286,10 +285,7 @@ def test_heads_of_a_model_trained_on_repeated_strings_are_named(tmp_path: Path) 
     sizes = {"embed_dim": 32, "heads": 2, "block_size": 32, "batch_size": 32, "eval_every": 100}
     model = "transformer:mlp=none:layers=2"
     fresh, run = (quick_run(dataset, model, **sizes, steps=steps) for steps in (1, 300))
-    before, report = (
-        attnlm.heads(one, windows=16, device="cpu", data_dir=dataset.path.parent)
-        for one in (fresh, run)
-    )
+    before, report = (attnlm.heads(one, windows=16, device="cpu") for one in (fresh, run))
     assert {head.name for head in before.heads} <= {"mixed", "uniform"}
     names = [head.name for head in report.heads]
     assert sorted(names[:2]) == ["mixed", "previous-token"]
@@ -350,5 +346,5 @@ def test_heads_with_one_map_for_all_texts_are_counted(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(DISTANT)
     own = {"attention": f"{tmp_path}/own.py:Distant", "heads": 4, "embed_dim": 8}
     run = quick_run(prepared(tmp_path), "multi-head", **own, steps=1)
-    report = attnlm.heads(run, windows=4, ablate=True, data_dir=tmp_path / "data")
+    report = attnlm.heads(run, windows=4, ablate=True)
     assert [(head.layer, head.head) for head in report.heads] == [(0, h) for h in range(4)]

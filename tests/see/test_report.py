@@ -109,14 +109,14 @@ def test_missing_data_sets_and_snapshots_are_reported(runs: Path, tmp_path: Path
     run = open_run(tmp_path / "transformer")
     run = replace(run, dataset=replace(run.dataset, path=str(tmp_path / "nowhere" / "foxes")))
     run.save_config()
-    found = report(run, data_dir=tmp_path)
+    found = report(run)
     assert found.heads is None and "data set of transformer is gone" in found.not_measured
     assert found.text == "".join(run.ticker_passage())
     words = elements(found.page()).text
     assert "Not measured: the data set" in words
     assert len(found.commands) == 1 and found.commands[0].startswith("attnlm train")
     (run.path / "ticker.jsonl").unlink()
-    alone = report(run, data_dir=tmp_path)
+    alone = report(run)
     assert alone.text == "" and alone.models
     page = html(alone)
     assert "There is no record of what the model generated during training" in page

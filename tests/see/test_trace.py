@@ -13,8 +13,8 @@ import torch
 from torch.nn import functional as F
 
 from attnlm import export, load_model, open_run
+from attnlm.base.errors import AttnlmError
 from attnlm.model.architecture import RUNGS
-from attnlm.model.inspection import ChangedModelError
 from attnlm.see.script_export import as_script, specialise_textbook
 from attnlm.see.trace import trace
 from tests.kit import command, quick_run
@@ -81,7 +81,7 @@ def test_no_trace_script_page_or_export_of_a_model_changed_from_outside(
         lambda: export(run, tmp_path / "p.html", to="html"),
         lambda: export(run, tmp_path / "hf"),
     ):
-        with pytest.raises(ChangedModelError, match="computes something else"):
+        with pytest.raises(AttnlmError, match="computes something else"):
             call()
     assert not list(tmp_path.iterdir())
 

@@ -216,7 +216,7 @@ def test_a_run_on_a_task_records_its_accuracy(run: attnlm.Run, folder: Path) -> 
     records = run.metrics()
     assert records[0]["accuracy"] == 0 and records[-1]["accuracy"] == 1
     assert run.config.training.loss_on == "answers" and run.dataset.floor == 0
-    evaluation = attnlm.evaluate(run, data_dir=folder / "data")
+    evaluation = attnlm.evaluate(run)
     assert evaluation.accuracy == 1 and evaluation.loss < 0.1
 
 
@@ -301,8 +301,8 @@ def test_a_run_without_its_data_set_is_sampled_as_text(run: attnlm.Run, folder: 
 
 
 def test_silencing_heads_measures_the_answers(run: attnlm.Run, folder: Path) -> None:
-    found = attnlm.heads(run, ablate=True, windows=500, data_dir=folder / "data")
-    expected = attnlm.evaluate(run, data_dir=folder / "data")
+    found = attnlm.heads(run, ablate=True, windows=500)
+    expected = attnlm.evaluate(run)
     assert found.loss == pytest.approx(expected.loss, abs=1e-4)
     assert found.heads[0].loss_change is not None and found.heads[0].loss_change > 1
 
@@ -316,7 +316,7 @@ def test_recall_needs_two_layers_and_an_induction_head(tmp_path: Path) -> None:
     runs = [attnlm.train(dataset, layers=layers, **given) for layers in (1, 2)]
     shallow, deep = (run.metrics()[-1]["accuracy"] for run in runs)
     assert shallow < 0.2 and deep > 0.8
-    found = attnlm.heads(runs[1], windows=16, data_dir=tmp_path / "data").heads
+    found = attnlm.heads(runs[1], windows=16).heads
     assert any((head.layer, head.name) == (0, "previous-token") for head in found)
     assert any((head.layer, head.name) == (1, "induction") for head in found)
     texts = texts_to_patch(dataset, 50)

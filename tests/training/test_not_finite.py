@@ -83,4 +83,4 @@ def test_resuming_and_ablation_refuse_weights_that_are_not_finite(
         attnlm.train(data_dir=folder / "data", start_from="run", checkpoint_dir=runs, steps=1)
     assert {path.name for path in runs.iterdir()} == {"latest", "run"}
     with pytest.raises(NotFiniteError):
-        attnlm.heads(runs / "run", ablate=True, data_dir=folder / "data")
+        attnlm.heads(attnlm.open_run(runs / "run", data_dir=folder / "data"), ablate=True)

@@ -351,7 +351,7 @@ def test_a_run_in_the_current_folder_is_not_looked_up_elsewhere(
     assert run.path == Path("mine")
 
 
-def test_exist_ok_accepts_a_finished_run_with_the_same_configuration(train: Any) -> None:
+def test_exist_ok_takes_a_run_with_the_same_configuration(train: Any) -> None:
     run = train("bigram", name="mine")
     content = run.last.read_bytes()
     with pytest.raises(AttnlmError, match="exists") as caught:
@@ -360,20 +360,15 @@ def test_exist_ok_accepts_a_finished_run_with_the_same_configuration(train: Any)
     told: list[str] = []
     again = train("bigram", name="mine", exist_ok=True, on_event=lambda e: told.append(str(e)))
     assert again.path == run.path and run.last.read_bytes() == content
-    assert told == ["mine exists, is finished, and has this configuration: nothing to train"]
+    assert told == ["mine is finished, and has this configuration: nothing to train"]
     with pytest.raises(AttnlmError, match="`learning_rate` differs"):
         train("bigram", name="mine", exist_ok=True, learning_rate=0.5)
     with pytest.raises(Interrupted):
         train("bigram", name="new", exist_ok=True, **signal_after_step(3))
-    with pytest.raises(AttnlmError, match="is not finished"):
-        train("bigram", name="new", exist_ok=True)
+    assert_same_run(train("bigram", name="new", exist_ok=True), run)
     (run.path / "metrics.jsonl").unlink()
-    given = {**QUICK, "eval_every": 2, "model": "bigram", "name": "mine"}
-    options = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
-    words = ("train", run.dataset.path, "--exist-ok", "--checkpoint-dir", run.path.parent, *options)
-    fails(
-        *words, cwd=run.path, code=1, says="metrics.jsonl has no evaluations", hints="attnlm eval"
-    )
+    with pytest.raises(AttnlmError, match=r"metrics\.jsonl is damaged"):
+        train("bigram", name="mine", exist_ok=True)
 
 
 # --- Listeners, disks and folders -----------------------------------------------------------------
@@ -500,13 +495,9 @@ def test_verify_reads_large_files_completely(
     whole = (data / "val.bin").read_bytes()
     (data / "val.bin").write_bytes(whole[:20] + whole[40:60] + whole[20:40] + whole[60:])
     attnlm.evaluate(run)
-    for read in (
-        lambda: attnlm.evaluate(run, verify=True),
-        lambda: quick_run(data, "bigram", block_size=4, verify=True),
-        lambda: attnlm.train(resume=run.path, steps=6, verify=True),
-    ):
-        with pytest.raises(AttnlmError, match=r"val\.bin is damaged"):
-            read()
+    for words in (("eval", run.path), ("train", data), ("train", "--resume", run.path)):
+        says = "val.bin is damaged"
+        fails(*words, "--verify", cwd=tmp_path, code=1, says=says, hints="prepare it again")
 
 
 # --- Sizes and threads ----------------------------------------------------------------------------
@@ -528,9 +519,9 @@ def test_a_small_step_uses_one_thread(
 # torch's own imports warn of each other.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_compiled_steps_equal_eager_ones(train: Any) -> None:
-    from attnlm.workflows.autotune import _has_compiler
+    from attnlm.workflows.autotune import has_compiler
 
-    if not _has_compiler():
+    if not has_compiler():
         pytest.skip("no C++ compiler here")
     model = "transformer:layers=1:heads=2:embed_dim=16"
     eager, compiled = (train(model, compile=compile) for compile in ("auto", "torch"))

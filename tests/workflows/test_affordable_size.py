@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import time
@@ -15,6 +16,7 @@ import torch
 import attnlm
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, ignore
+from attnlm.compute.device import Device
 from attnlm.compute.threads import threads_of_torch
 from attnlm.config.recipes import load_sizes
 from attnlm.config.settings import Config, Request, resolve, resolve_new
@@ -51,32 +53,28 @@ def chosen(seconds: float, text: Any = MEGABYTE, recipes: Any = None, **settings
     return found
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize(
-    ("wanted", "made"),
-    [
-        ({"least": 0.0}, 1),
-        ({"least": 50.0}, 5),
-        ({"least": 5.0, "steps": 3}, 3),
-        ({"least": 600.0}, 6),
-    ],
-)
+@pytest.mark.parametrize(("device", "slow"), [("cpu", 1), ("cuda", FIRST_CALLS)])
+@pytest.mark.parametrize(("least", "made"), [(0.0, 1), (5.0, 10)])
 def test_slow_first_steps_do_not_count(
-    wanted: dict[str, Any], made: int, device: str, monkeypatch: pytest.MonkeyPatch
+    least: float, made: int, device: str, slow: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, steps, slow = (
-        Clock(monkeypatch),
-        itertools.count(),
-        1 if device == "cpu" else FIRST_CALLS,
-    )
+    clock, steps = Clock(monkeypatch), itertools.count()
 
     def step() -> torch.Tensor:
         clock.advance(10.0 if next(steps) < slow else 0.5)
         return torch.zeros(())
 
-    stepper: Any = SimpleNamespace(step=step)
-    stepper.state = SimpleNamespace(device=SimpleNamespace(name=device))
-    assert sizes.seconds_per_step(stepper, **wanted) == pytest.approx(0.5, rel=1e-3)
+    stepper = SimpleNamespace(step=step, training=SimpleNamespace(micro_batch_size=7))
+    for name, stand_in in {
+        "Stepper": lambda *_: stepper,
+        "initial_state": lambda *_: None,
+        "use_precision": lambda *_: None,
+        "keeping_random_state": lambda *_: contextlib.nullcontext(),
+    }.items():
+        monkeypatch.setattr(sizes, name, stand_in)
+    device_of_tests = Device(device, "float32", "tests")
+    seconds, fitting = sizes.time_step(resolve({}), device_of_tests, MEGABYTE, least)
+    assert seconds == pytest.approx(0.5, rel=1e-3) and fitting == 7
     assert next(steps) == slow + made
 
 
@@ -85,8 +83,6 @@ def test_more_time_gives_a_model_that_is_as_large_or_larger() -> None:
     assert widths == sorted(widths) and len(set(widths)) >= 4
     ends = [parts_of(resolve({}, load_sizes("best")[end])).embed_dim for end in (0, -1)]
     assert [widths[0], widths[-1]] == ends
-    short = SimpleNamespace(**{**vars(MEGABYTE), "largest_block_size": 100})
-    assert chosen(1e5, short).spec.block_size == 64
     ids = SimpleNamespace(**{**vars(MEGABYTE), "vocab_size": 50_257})  # which take time too
     assert (parts_of(chosen(300, ids)).embed_dim or 0) < (parts_of(chosen(300)).embed_dim or 0)
 
@@ -140,13 +136,17 @@ def test_a_first_size_too_large_for_the_memory_is_refused_before_it_is_made(
     dataset: Dataset,
 ) -> None:
     began = time.perf_counter()
-    given: dict[str, Any] = {"device": "cpu", "block_size": 8, "budget": 60.0}
-    huge: list[Any] = [{"embed_dim": 2**20, "batch_size": 2**16}, {"embed_dim": 2**20}]
+    given: dict[str, Any] = {"device": "cpu", "budget": 60.0}
+    huge: list[Any] = [
+        {"embed_dim": 2**20, "batch_size": 2**16, "block_size": 8},
+        {"embed_dim": 2**20, "block_size": 8},
+    ]
     with pytest.raises(AttnlmError, match="memory"):
         sizes.affordable_size(request_of(huge, given, 60.0), dataset, began, ignore)
-    candidates = request_of([{"embed_dim": 8}, *huge], given, 60.0)
-    config = sizes.affordable_size(candidates, dataset, began, ignore)
-    assert parts_of(config).embed_dim == 8
+    for too_large in (*huge, {"embed_dim": 16, "block_size": dataset.largest_block_size + 1}):
+        request = request_of([{"embed_dim": 8, "block_size": 8}, too_large], given, 60.0)
+        config = sizes.affordable_size(request, dataset, began, ignore)
+        assert parts_of(config).embed_dim == 8
 
 
 @pytest.fixture

@@ -21,14 +21,14 @@ SMALL: dict[str, Any] = {"block_size": 8, "batch_size": 4, "threads": 1, "device
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time ten steps, however short."""
-    monkeypatch.setattr(estimating, "_SHORTEST", 0.0)
+    """Time one step, however short."""
+    monkeypatch.setattr(estimating, "_MEASURED", 0.0)
 
 
 def test_steps_are_counted_estimated_and_measured(dataset: Dataset) -> None:
     notes: list[object] = []
     cost = attnlm.estimate(dataset, **SMALL, steps=50, on_event=notes.append)
-    assert [getattr(note, "text", "") for note in notes] == ["measuring ten steps"]
+    assert [getattr(note, "text", "") for note in notes] == ["measuring the time of a step"]
     assert cost.vocab_size == dataset.vocab_size and cost.config.training.compile != "auto"
     costs = cost.config.spec.costs(cost.vocab_size)
     assert cost.step_flops == 4 * 8 * costs.training_flops

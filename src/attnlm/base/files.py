@@ -28,32 +28,12 @@ COPY_AGAIN = "copy it again from its source, or make it again"
 
 
 @contextlib.contextmanager
-def open_replacement(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a temporary file. If the context succeeds, flush it to disk and replace `path` by it.
+def replacement(path: Path) -> Iterator[Path]:
+    """Yield the path of an empty file. If the context succeeds, flush the file to disk and replace
+    `path` by it.
 
     If `path` is a link, the link is replaced. First delete old temporary files for `path`, left by
     killed processes.
-    """
-    with naming_path_in_errors(path):
-        remove_temporary_files(path.parent, glob.escape(path.name))
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-        try:
-            with temporary.open("xb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-            _flush_folder(path.parent)
-        finally:
-            with contextlib.suppress(OSError):  # an earlier error says more
-                temporary.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def replacement(path: Path) -> Iterator[Path]:
-    """Yield the path of a temporary file, for a library that writes files by name.
-
-    Everything else is as in `open_replacement`: the file becomes that at `path`, or is deleted.
     """
     with naming_path_in_errors(path):
         remove_temporary_files(path.parent, glob.escape(path.name))
@@ -65,12 +45,19 @@ def replacement(path: Path) -> Iterator[Path]:
             mode = temporary.stat().st_mode
             yield temporary
             temporary.chmod(mode)  # a library may create a file that only its owner can read
-            with temporary.open("rb+") as written:
-                os.fsync(written.fileno())
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
             temporary.replace(path)
             _flush_folder(path.parent)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def open_replacement(path: Path) -> Iterator[IO[bytes]]:
+    """Yield a file that replaces `path`, as `replacement` does."""
+    with replacement(path) as temporary, temporary.open("wb") as file:
+        yield file
 
 
 @contextlib.contextmanager
@@ -79,7 +66,7 @@ def naming_path_in_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.filename is None or Path(str(error.filename)).name.startswith(f".{path.name}."):
+        if error.filename is None or f".{path.name}." in str(error.filename):
             error.filename = str(path)
         raise
 

@@ -35,6 +35,18 @@ KINDS = {
     "ladder": ("ladder.json", CHECKPOINT_DIR, "--checkpoint-dir", "start one: attnlm ladder"),
     "data set": ("meta.json", DATA_DIR, "--data-dir", "prepare one: attnlm prepare"),
 }
+# What to do with a thing of another kind: (the kind that is needed, that of the thing).
+_INSTEAD = {
+    ("run", "ladder"): "use the name of a rung, as in {}-bigram",
+    ("run", "data set"): "train a run on it: attnlm train {}",
+    ("run", "text"): "prepare it, then train: attnlm prepare {}",
+    ("run", "model"): "make it a run: attnlm import {}",
+    ("ladder", "run"): "name a ladder, or resume the run: attnlm train --resume {}",
+    ("ladder", "data set"): "start a ladder on it: attnlm ladder {}",
+    ("data set", "run"): "resume it: attnlm train --resume {}",
+    ("data set", "ladder"): "resume it: attnlm ladder --resume {}",
+    ("data set", "text"): "prepare it: attnlm prepare {}",
+}
 
 
 def is_safe_name(name: str) -> bool:
@@ -93,17 +105,36 @@ def find_folder(name: str | Path | None, root: Path, *, kind: str) -> Path:
         )
     if not str(name):
         raise UsageError(f"the name of a {kind} cannot be empty", f"name a {kind}, or leave it out")
-    below = root / name
-    if is_safe_name(str(name)) and is_folder(below):
-        return below
     put_back(Path(name).parent)
-    if is_folder(Path(name)):
-        return Path(name)
+    places = [Path(name)]
+    if is_safe_name(str(name)):
+        places.insert(0, root / name)
+        places += [root.parent / usual / name for _, usual, _, _ in KINDS.values()]
+    for place in places:
+        other = _kind_at(place)
+        if (kind, other) in _INSTEAD:
+            hint = _INSTEAD[kind, other].format(shlex.quote(str(name)))
+            raise AttnlmError(f"{name} is a {other}, not a {kind}", hint)
+        if is_folder(place) and place in places[:2]:
+            return place
     hint = how_to_make(kind, root)
     if names := folder_names(root, kind):
         verb = "are" if len(names) > 1 else "is"
         hint = suggestion(str(name), names, f"there {verb} {listed(names)}")
     raise AttnlmError(f"{kind} {str(name)!r} not found in {root}", hint)
+
+
+def _kind_at(path: Path) -> str:
+    """Return the kind of what is at a path: a key of KINDS, a model of another tool, or a text."""
+    with contextlib.suppress(OSError):
+        if path.suffix == ".safetensors" or (path / "generation_config.json").exists():
+            return "model"
+        for kind, (file, *_) in KINDS.items():
+            if (path / file).exists():
+                return kind
+        if path.is_file():
+            return "text"
+    return ""
 
 
 def put_back(root: Path) -> None:

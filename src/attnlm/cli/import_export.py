@@ -13,7 +13,6 @@ from attnlm.cli import console, options
 from attnlm.cli.event_printer import Display, parts_in_words
 from attnlm.cli.options import REQUIRED, argument, option, shared, switch, with_options
 from attnlm.runs import hub
-from attnlm.runs.external_formats import FORMATS, PAGE_TYPES, check_format
 
 
 @with_options(shared("checkpoint", "checkpoint_dir", "data_dir"))
@@ -30,12 +29,12 @@ def export(
     to: str = option(
         "hf",
         "format: hf (a folder for transformers) or html (a page in which the model runs)",
-        complete=options.words(*FORMATS),
+        complete=options.words("hf", "html"),
     ),
     type: str | None = option(
         None,
         "with html: number type, f32 or f16; default: f32 up to 2 million parameters, else f16",
-        complete=options.words(*PAGE_TYPES),
+        complete=options.words("f32", "f16"),
     ),
     train: bool = switch(
         "with html: models can be trained in the page, on the first 1 MB of the data set DATASET, "
@@ -55,15 +54,18 @@ def export(
     **settings: Any,
 ) -> None:
     """Write a run for other tools, or as a web page in which it runs."""
+    from attnlm.workflows.export import check_format
+
     usage = "attnlm export [RUN] DIR, or attnlm export [RUN] FILE --to html"
     if not names:
         raise UsageError("no folder or file to write was given", usage)
-    data = None
+    folders = {name: settings.pop(name) for name in ("checkpoint_dir", "data_dir")}
+    data: Any = train
     if train and len(names) > 1 and names[-2].endswith(".html"):
-        *names, data = names
+        *names, dataset = names
+        data = attnlm.open_dataset(dataset, data_dir=folders["data_dir"])
     *runs, path = names
-    checkpoint_dir = settings["checkpoint_dir"]
-    if not runs and Path(checkpoint_dir, path, "config.json").exists():
+    if not runs and Path(folders["checkpoint_dir"], path, "config.json").exists():
         usage = usage.replace("[RUN]", path)
         raise UsageError(f"{path} is a run, and no folder or file to write was given", usage)
     if to == "hf" and Path(path).suffix == ".html":
@@ -71,14 +73,14 @@ def export(
             f"{path} is the name of a file, but --to hf writes a folder", "use --to html"
         )
     check_format(to, type)
-    named: list[str | None] = [*runs] or ([] if data else [None])
-    opened = [attnlm.open_run(run, checkpoint_dir=checkpoint_dir) for run in named]
+    named: list[str | None] = [*runs] or ([] if data not in (True, False) else [None])
+    opened = [attnlm.open_run(run, **folders) for run in named]
     exported = attnlm.export(
         opened,
         path,
         to=to,
         type=type,
-        train=data or train,
+        train=data,
         title=title,
         text=text,
         force=force,
@@ -87,10 +89,9 @@ def export(
         **settings,
     )
     parameters = sum(run.parameters for run in opened)
-    checkpoint = settings["checkpoint"]
-    exported_runs = "; ".join(f"{run.name}, {run.checkpoint(checkpoint)}" for run in opened)
+    shown = "; ".join(f"{run.name}, {run.checkpoint(settings['checkpoint'])}" for run in opened)
     form = exported.form
-    console.say(f"{exported_runs}: {form}, {parameters:,} parameters" if opened else form)
+    console.say(f"{shown}: {form}, {parameters:,} parameters" if opened else form)
     facts = {
         "output": str(exported.path),
         "form": exported.form,

@@ -19,6 +19,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.files import decode_utf8
 from attnlm.base.folders import CHECKPOINT_DIR, DATA_DIR, KINDS, flag, folder_names
@@ -192,6 +193,15 @@ class Shared:
 def shared(*names: str) -> dict[str, type]:
     """Return the record of these shared options, for `with_options`."""
     return dict.fromkeys(names, Shared)
+
+
+def opened_run(name: str | None, settings: Settings) -> attnlm.Run:
+    """Return the run that a command names, and take the folders it is opened with from `settings`.
+
+    Raises as `open_run` does.
+    """
+    folders: Any = {k: settings.pop(k) for k in ("checkpoint_dir", "data_dir") if k in settings}
+    return attnlm.open_run(name, **folders)
 
 
 def decode_argument(argument: str, name: str) -> str:

@@ -18,7 +18,7 @@ from attnlm.base.folders import command_for
 from attnlm.base.formatting import duration, nats_and_bits
 from attnlm.cli import console, options
 from attnlm.cli.event_printer import Display, baselines
-from attnlm.cli.options import decode_argument, option, shared, switch, with_options
+from attnlm.cli.options import decode_argument, opened_run, option, shared, switch, with_options
 from attnlm.generation.sampling_config import SAMPLING, SamplingConfig, draw_seed
 from attnlm.runs.records import NOT_COMPARABLE
 
@@ -62,7 +62,7 @@ def sample(
         **settings, stop=[decode_argument(text, "--stop") for text in stop or ()]
     )
     text = _checked(prompt, config, interactive=interactive, json=json, show_probs=show_probs)
-    opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
+    opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir, data_dir=data_dir)
 
     from attnlm.generation.question_format import format_of
     from attnlm.generation.sampler import load_sampler
@@ -75,7 +75,7 @@ def sample(
     if format is not None:
         config = format.with_stop(config)
         is_asked = not (text or config.num_samples > 1 or show_probs or interactive)
-        if is_asked and (answered := _answers(sampler, format, opened, data_dir)):
+        if is_asked and (answered := _answers(sampler, format, opened)):
             say(f"{read}, greedy")
             say(_print_answers(answered, format.question_end, json))
             return
@@ -161,16 +161,12 @@ def _choice_line(choice: Choice) -> str:
     return f"{visible(choice.token)}\t{choice.probability:.4f}\t{others}"
 
 
-def _answers(
-    sampler: Sampler, format: QuestionFormat, run: attnlm.Run, data_dir: str
-) -> list[attnlm.Answered]:
+def _answers(sampler: Sampler, format: QuestionFormat, run: attnlm.Run) -> list[attnlm.Answered]:
     """Return answers to some questions of the validation split; [], after a note, without one."""
-    from attnlm.runs.run import open_dataset_of
     from attnlm.workflows.answers import ask, select_pairs
 
     try:
-        dataset = open_dataset_of(run, Path(data_dir))
-        return ask(sampler, format, select_pairs(dataset, _QUESTIONS))
+        return ask(sampler, format, select_pairs(run.open_dataset(), _QUESTIONS))
     except AttnlmError as error:
         console.say(f"{error.message}: no questions to ask")
         return []
@@ -251,7 +247,7 @@ def eval_(
     Of a larger split, the first 4,194,304 tokens are used. Answers are decoded greedily; they are
     right if every token is.
     """
-    opened = attnlm.open_run(run, checkpoint_dir=settings["checkpoint_dir"])
+    opened = opened_run(run, settings)
     chosen = opened.checkpoint(settings["checkpoint"])
     if pairs is not None:
         if data is not None:
@@ -267,25 +263,28 @@ def eval_(
         summary = f"{right / len(answers):.1%} of answers right: {right:,} of {len(answers):,}"
         console.print_result_or_json(summary, facts, json)
         return
-    folders = {name: settings[name] for name in ("data_dir", "verify")}
-    other = None if data is None else attnlm.open_dataset(data, **folders)
-    dataset = opened.dataset if other is None else other
-    evaluation = attnlm.evaluate(opened, data=other, **settings)
+    verify = settings.pop("verify")
+    if data is None:
+        dataset = opened.open_dataset(verify=verify)
+    else:
+        dataset = attnlm.open_dataset(data, data_dir=opened.data_dir, verify=verify)
+    references = opened.dataset if data is None else dataset
+    evaluation = attnlm.evaluate(opened, data=dataset, **settings)
     console.say(
         f"{opened.name}, {chosen.which} checkpoint (step {chosen.step}), "
         f"{evaluation.tokens:,} tokens predicted"
     )
     if opened.leaks:
         console.say(f"{NOT_COMPARABLE}: {opened.leaks.partition(';')[0]}")
-    console.say(f"baselines: {baselines(opened.vocab_size, dataset)}")
+    console.say(f"baselines: {baselines(opened.vocab_size, references)}")
     longer_accuracy = None
     if evaluation.accuracy is not None:
-        from attnlm.runs.run import open_dataset_of
-        from attnlm.workflows.answers import answer_examples, longer_pairs
+        from attnlm.workflows.answers import longer_pairs
 
-        examples = other or open_dataset_of(opened, Path(settings["data_dir"]))
-        if longer := longer_pairs(examples):
-            answers = answer_examples(opened, examples, longer, chosen, settings["device"])
+        if longer := longer_pairs(dataset):
+            answers = attnlm.answer_pairs(
+                opened, longer, checkpoint=chosen.which, device=settings["device"]
+            )
             longer_accuracy = _right(answers) / len(answers)
     perplexity = evaluation.perplexity
     shown = f"{perplexity:,.3f}" if perplexity < 1e6 else "above a million"
@@ -297,8 +296,8 @@ def eval_(
         "bits_per_byte": evaluation.bits_per_byte,
         "perplexity": perplexity,
         "evaluated_tokens": evaluation.tokens,
-        "bigram_loss": dataset.bigram_loss,
-        "floor": dataset.floor,
+        "bigram_loss": references.bigram_loss,
+        "floor": references.floor,
         "checkpoint": chosen.which,
         "step": chosen.step,
         "leaks": opened.leaks or None,

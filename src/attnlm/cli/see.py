@@ -18,6 +18,7 @@ from attnlm.cli.event_printer import Display
 from attnlm.cli.options import (
     argument,
     decode_argument,
+    opened_run,
     option,
     output,
     shared,
@@ -54,15 +55,14 @@ def _read_and_opened(
     command: str, text: str, run: str | None, settings: dict[str, Any]
 ) -> tuple[str, attnlm.Run]:
     """Return the text and the run of a command. Raises UsageError if only a run is named."""
-    folder = settings["checkpoint_dir"]
-    runs = folder_names(Path(folder), "run")
+    runs = folder_names(Path(settings["checkpoint_dir"]), "run")
     if text in runs and (run is None or (run not in runs and not Path(run).exists())):
         missing = "missing argument 'TEXT'" if run is None else f"{run!r} is no run"
         raise UsageError(
             f"{missing}: {text} is a run",
             f"attnlm {command} TEXT {text}; a text that is the name of a run needs RUN too",
         )
-    return decode_argument(text, "the text"), attnlm.open_run(run, checkpoint_dir=folder)
+    return decode_argument(text, "the text"), opened_run(run, settings)
 
 
 def _say_read(run: attnlm.Run, settings: Mapping[str, Any], what: str) -> None:
@@ -132,7 +132,7 @@ def heads(
             f"file not found: {str(text)!r} (--text takes a file)",
             "write the text to a file, and pass its path",
         )
-    opened = attnlm.open_run(run, checkpoint_dir=settings["checkpoint_dir"])
+    opened = opened_run(run, settings)
     if over_training:
         scores = attnlm.heads_over_training(opened)
         console.say(f"{opened.name}: {opened.config.spec.name}, {len(scores.steps)} snapshots")
@@ -174,14 +174,12 @@ def patch(
     elif examples is not None or clean is None or corrupted is None:
         message = "patch takes two texts, or --examples"
         raise UsageError(message, "give CLEAN and CORRUPTED, or --examples N")
-    opened = attnlm.open_run(run, checkpoint_dir=settings["checkpoint_dir"])
-    data_dir = settings.pop("data_dir")
+    opened = opened_run(run, settings)
     pairs: Any
     if examples is not None:
-        from attnlm.runs.run import open_dataset_of
         from attnlm.workflows.answers import texts_to_patch
 
-        texts = texts_to_patch(open_dataset_of(opened, Path(data_dir)), examples)
+        texts = texts_to_patch(opened.open_dataset(), examples)
         sides = [[text[side] for text in texts] for side in (0, 1)]
         pairs = [text[2:] for text in texts]
     else:
@@ -217,7 +215,7 @@ def report(
     text = None if text is None else decode_argument(text, "--text")
     if text is not None and os.path.lexists(text):
         console.say(f"--text takes a text, not a file: the page begins with {text!r} itself")
-    opened = attnlm.open_run(run, checkpoint_dir=settings["checkpoint_dir"])
+    opened = opened_run(run, settings)
     with contextlib.closing(Display()) as display:
         display(Progress("report", 0, None, "step"))
         run_report = attnlm.report(

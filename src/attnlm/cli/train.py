@@ -14,8 +14,8 @@ from typing import Any
 import typer
 
 import attnlm
-from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.folders import command_for, default_name, find_folder, folder_flag
+from attnlm.base.errors import UsageError
+from attnlm.base.folders import command_for, folder_flag
 from attnlm.base.formatting import duration, quantity
 from attnlm.cli import console, options
 from attnlm.cli.event_printer import BEGINNING, Display, computation, counted, parts_in_words
@@ -58,7 +58,8 @@ def train(
     ),
     name: str | None,
     exist_ok: bool = switch(
-        "accept a finished run of that name if its configuration is the same", "--exist-ok"
+        "take the run of that name if it has this configuration, and resume it if it is unfinished",
+        "--exist-ok",
     ),
     set_: list[str] | None,
     force: bool = switch("train also a model that sees later tokens", "--force"),
@@ -87,43 +88,44 @@ def train(
     on the model: "64; 128 (gpt2)" means 128 for gpt2, and 64 for all others; "2 (gpt2)" means that
     the option applies to gpt2 only.
     """
-    places = {name: settings.pop(name) for name in ("checkpoint_dir", "data_dir", "verify")}
+    places = {name: settings.pop(name) for name in ("checkpoint_dir", "data_dir")}
+    verify = settings.pop("verify")
     checkpoint = settings.pop("checkpoint")
     checkpoint_dir, data_dir = Path(places["checkpoint_dir"]), Path(places["data_dir"])
     settings = options.typed_settings(settings, set_)
-    parent = None
-    if start_from is not None and not is_launched():
-        parent = attnlm.open_run(start_from, checkpoint_dir=checkpoint_dir)
-    if print_config:
-        request = resolve_new(settings, recipe, parent)
-        if len(request.sizes) > 1:
-            raise UsageError(
-                f"the recipe {recipe} has {len(request.sizes)} sizes, and training chooses one",
-                "train with it first, then use the config.json of the run, which has one size",
-            )
-        if data_name := dataset or default_name(data_dir, "data set"):
-            # A recipe has no data set, but its reader wants to know which one it was made for.
-            console.print_result(console.escape_unprintable(f"# data set: {data_name}"))
-        console.print_result(to_toml(request.config.settings()).rstrip())
-        return
     tools = [t.strip() for t in (log or "").split(",") if t.strip() not in ("", "none")]
     if tools:
         from attnlm.see.loggers import check_tools
 
         check_tools(tools)
-    data: str | Path | None = dataset
+    data: str | attnlm.Dataset | None = dataset
+    parent: attnlm.Run | None = None
     count = 1
     if is_launched():
         # PyTorch logs a warning with its C++ stack for each failed attempt to connect.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         quiet = quiet or not is_main()
-    elif resume is not None:
-        resumed = attnlm.open_run(resume, checkpoint_dir=checkpoint_dir)
+    elif resume is not None and not print_config:
+        resumed = attnlm.open_run(resume, **places)
+        if verify:
+            resumed.open_dataset(verify=True)
         count = settings.get("processes", resumed.config.training.processes)
     else:  # errors are reported before torch is loaded
-        count = resolve_new(settings, recipe, parent).config.training.processes
+        if start_from is not None:
+            parent = attnlm.open_run(start_from, checkpoint_dir=checkpoint_dir)
+        request = resolve_new(settings, recipe, parent)
+        if print_config:
+            if len(request.sizes) > 1:
+                raise UsageError(
+                    f"the recipe {recipe} has {len(request.sizes)} sizes, and training chooses one",
+                    "train with it first, then use the config.json of the run, which has one size",
+                )
+            console.print_result(to_toml(request.config.settings()).rstrip())
+            return
+        count = request.config.training.processes
+        settings = {"request": request}
         if vocab_size is None:
-            data = find_folder(dataset, data_dir, kind="data set")
+            data = attnlm.open_dataset(dataset, data_dir=data_dir, verify=verify)
         if name is not None and not exist_ok:
             from attnlm.runs.create_run import check_name_is_free
 
@@ -200,11 +202,7 @@ def _report(run: attnlm.Run, json: bool, quiet: bool) -> None:
     from attnlm.see.curves import verdict
 
     result = run.result()
-    if result is None:  # as when `--exist-ok` finds a run without its metrics.jsonl
-        raise AttnlmError(
-            f"{run.path / 'metrics.jsonl'} has no evaluations",
-            f"measure its checkpoints again: {command_for('attnlm eval', run.path)}",
-        )
+    assert result is not None  # it is finished
     last = result.last
     outcome = {k: v for k, v in run_summary(run).items() if k not in BEGINNING}
     words = verdict(result.records, run.dataset, run.config.spec.name)

@@ -16,7 +16,6 @@ import numpy as np
 
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import OnEvent, ignore
-from attnlm.base.folders import CHECKPOINT_DIR
 from attnlm.compute.device import Device, has_gpu_driver
 from attnlm.generation.batch import Batch, group_texts
 from attnlm.generation.decoders import (
@@ -222,16 +221,15 @@ def load_sampler(
     *,
     checkpoint: str | Checkpoint = "auto",
     device: str = "auto",
-    checkpoint_dir: str | Path = CHECKPOINT_DIR,
     on_event: OnEvent | None = None,
 ) -> Sampler:
-    """Return a Sampler with the model of a run's checkpoint (auto, best or last), on a device.
+    """Return a Sampler with the model of a run's checkpoint (auto, best, last or a step).
 
     If `device` is auto, a small model is sampled on the CPU, even if there is a GPU. `on_event`
     receives a Note if the model must be decoded in a slower way. Raises AttnlmError if files are
     missing or damaged, or if the device is not available.
     """
-    opened = open_run(run, checkpoint_dir=checkpoint_dir)
+    opened = open_run(run)
     spec, vocab_size = opened.config.spec, opened.vocab_size
     chosen = opened.checkpoint(checkpoint)
     if device == "auto" and (is_fastest_on_cpu(spec, vocab_size) or not has_gpu_driver()):

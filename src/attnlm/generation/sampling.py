@@ -10,7 +10,6 @@ from typing import Any
 
 from attnlm.base.errors import UsageError
 from attnlm.base.events import Note, OnEvent
-from attnlm.base.folders import CHECKPOINT_DIR
 from attnlm.base.setting_fields import describe_settings, fields_of, quoted
 from attnlm.base.suggestions import suggestion
 from attnlm.generation.sampler import load_sampler
@@ -24,7 +23,6 @@ def sample(
     prompt: str = "",
     checkpoint: str = "auto",
     device: str = "auto",
-    checkpoint_dir: str | Path = CHECKPOINT_DIR,
     on_event: OnEvent | None = None,
     **settings: Any,
 ) -> Iterator[str]:
@@ -51,9 +49,7 @@ def sample(
             f"sample yields one text, but num_samples is {config.num_samples}",
             "for several texts, call attnlm.samples(run, num_samples=N)",
         )
-    sampler = load_sampler(
-        run, checkpoint=checkpoint, device=device, checkpoint_dir=checkpoint_dir, on_event=on_event
-    )
+    sampler = load_sampler(run, checkpoint=checkpoint, device=device, on_event=on_event)
     pieces = sampler.stream(sampler.prompt_ids(prompt), config)
     return itertools.chain([prompt] if prompt else [], pieces)
 
@@ -64,7 +60,6 @@ def samples(
     prompt: str | Sequence[str] = "",
     checkpoint: str = "auto",
     device: str = "auto",
-    checkpoint_dir: str | Path = CHECKPOINT_DIR,
     on_event: OnEvent | None = None,
     **settings: Any,
 ) -> list[str]:
@@ -91,9 +86,7 @@ def samples(
         hint = "it must be a text or a list of texts"
         raise UsageError(f"invalid value for `prompt`: {quoted(prompt)}", hint)
     config = _sampling_config(settings, on_event)
-    sampler = load_sampler(
-        run, checkpoint=checkpoint, device=device, checkpoint_dir=checkpoint_dir, on_event=on_event
-    )
+    sampler = load_sampler(run, checkpoint=checkpoint, device=device, on_event=on_event)
     return prepend_prompts(prompts, sampler.samples(sampler.encode_prompts(prompts), config)[0])
 
 

@@ -11,19 +11,15 @@ from typing import Any
 
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from attnlm.base.errors import AttnlmError, NotFiniteError
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.spec import ModelSpec, is_ours
-from attnlm.text.corpus_tales import RULES, generate_story, parse_grammar, uniform_words
-from attnlm.tokens.tokenizer import CharTokenizer, Tokenizer
 
 _TOLERANCE = 1e-3
 """The largest difference of two results that are equal, as a fraction of the largest number."""
-_AGREEMENT = 1e-4
-"""The same for a model and that of another library."""
 _OURS = ("attnlm", "torch", "builtins", "collections", "contextlib", "functools", "typing")
 """The packages that define what the modules of models use."""
 _CHANGEABLE = ("training", "recompute", "generators")
@@ -44,51 +40,6 @@ def meta_model(spec: ModelSpec, vocab_size: int) -> LanguageModel:
 def are_close(actual: Tensor, expected: Tensor) -> bool:
     """Return True if two results are equal up to rounding. NaN and infinity differ."""
     return bool((actual - expected).abs().max() <= _TOLERANCE * expected.abs().max())
-
-
-@torch.inference_mode()
-def first_difference(ours: LanguageModel, theirs: Any, tokenizer: Tokenizer) -> int | None:
-    """Return the first token at which two models differ, in windows of a text and of random ids.
-
-    What their LM heads read is compared at all tokens, and the logits at 256. A difference is more
-    than 1e-4 of the largest number, or NaN.
-    """
-    grammar, words = parse_grammar(RULES), uniform_words("text to compare")
-    text = "\n".join(generate_story(grammar, words)[0] for _ in range(20))
-    if isinstance(tokenizer, CharTokenizer):
-        text = "".join(c for c in text if c in tokenizer.characters)
-    length, ids = ours.block_size, tokenizer.encode(text) or [0]
-    random_source = torch.Generator().manual_seed(0)
-    text_ids = torch.tensor(ids * -(-length // len(ids)))[:length]
-    random_ids = torch.randint(ours.vocab_size, (length,), generator=random_source)
-    places = torch.linspace(0, length - 1, min(length, 256)).long()
-    for window_T in (text_ids, random_ids):
-        found = _pass(ours, ours.head, window_T, places)
-        expected = _pass(theirs, theirs.lm_head, window_T, places)
-        every: Any = range(length)
-        for mine, their, tokens in zip(found, expected, (every, places), strict=True):
-            errors = (mine - their).abs().amax(-1).tolist()
-            bound = _AGREEMENT * their.abs().max().item()
-            for token, error in zip(tokens, errors, strict=True):
-                if not error <= bound:
-                    return int(token)
-    return None
-
-
-def _pass(model: nn.Module, head: Any, ids_T: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what a model's LM head reads (T, C), and its logits at some places (N, V)."""
-    read: list[Tensor] = []
-
-    def keep(_: nn.Module, inputs: tuple[Tensor]) -> Tensor:
-        read.append(inputs[0][0])
-        return inputs[0][:, places]
-
-    hook = head.register_forward_pre_hook(keep)
-    try:
-        out = model(ids_T[None])
-    finally:
-        hook.remove()
-    return read[0], getattr(out, "logits", out)[0]
 
 
 def is_as_built(model: LanguageModel) -> bool:

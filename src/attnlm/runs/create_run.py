@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from attnlm.base import files
 from attnlm.base.atomic_folders import move_to_free, numbered_paths, workspace
 from attnlm.base.errors import AttnlmError
 from attnlm.base.folders import check_name, resume_command, write_latest
-from attnlm.base.setting_fields import fields_of
 from attnlm.config.settings import Config
 from attnlm.data.dataset import Dataset
 from attnlm.model.own_arguments import CODE
-from attnlm.runs.records import DatasetFacts, ParentRecord
+from attnlm.runs.checkpoint import save_checkpoint
+from attnlm.runs.records import CheckpointFacts, DatasetFacts, ParentRecord
 from attnlm.runs.run import Run
 from attnlm.tokens.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def create_run(
@@ -36,23 +39,32 @@ def create_run(
     `leaks` is as in Run. `parent` describes the run whose weights the new run starts from. Raises
     AttnlmError if the name exists, UsageError if it can't be a folder's name.
     """
-    names = fields_of(DatasetFacts)
-    copied: dict[str, Any] = {name: getattr(dataset, name, None) for name in names}
-    if dataset.examples is not None:
-        copied |= vars(dataset.examples)
-        if config.training.loss_on != "answers":  # reference losses count the answers only
-            copied |= {"bigram_loss": None, "floor": None}
-    facts = {name: copied[name] for name in names}
+    examples = dataset.examples
+    # Reference losses of a data set of examples count the answers only.
+    is_measured = examples is None or config.training.loss_on == "answers"
+    facts = DatasetFacts(
+        name=dataset.name,
+        path=str(dataset.path),
+        train_sha256=dataset.train_sha256,
+        val_sha256=dataset.val_sha256,
+        train_tokens=dataset.train_tokens,
+        val_tokens=dataset.val_tokens,
+        val_bytes=dataset.val_bytes,
+        bigram_loss=dataset.bigram_loss if is_measured else None,
+        floor=dataset.floor if is_measured else None,
+        question_end=None if examples is None else examples.question_end,
+        answer_end=None if examples is None else examples.answer_end,
+    )
     run = Run(
         checkpoint_dir,
         config,
         vocab_size=dataset.vocab_size,
         parameters=parameters,
-        dataset=DatasetFacts(**{**facts, "path": str(dataset.path)}),
+        dataset=facts,
         parent=parent,
         leaks=leaks,
     )
-    return create_run_folder(run, dataset.tokenizer, name, checkpoint_dir)
+    return _create_folder(run, dataset.tokenizer, name)
 
 
 def check_name_is_free(name: str, checkpoint_dir: Path, *, is_trained: bool = True) -> None:
@@ -60,42 +72,69 @@ def check_name_is_free(name: str, checkpoint_dir: Path, *, is_trained: bool = Tr
     check_name(name)
     path = checkpoint_dir / name
     if os.path.lexists(path):
-        resume = f", or resume it: {resume_command(path)}; `exist_ok` accepts it if it is finished"
+        resume = f", or resume it: {resume_command(path)}; `exist_ok` takes it"
         raise AttnlmError(
             f"a run called {name} exists, and runs are never overwritten",
             f"choose another `name`{resume if is_trained else ''}",
         )
 
 
-def create_run_folder(
+def create_imported(
+    config: Config,
+    tokenizer: Tokenizer,
+    weights: Mapping[str, Tensor],
+    text: str,
+    step: int,
+    origin: str,
+    name: str | None,
+    checkpoint_dir: Path,
+) -> Run:
+    """Create a run of weights that were trained elsewhere, on a `text` of which only a name is
+    known. `origin` is where they come from, the rest as in `create_run`."""
+    run = Run(
+        checkpoint_dir,
+        config,
+        vocab_size=tokenizer.vocab_size,
+        parameters=sum(weight.numel() for weight in weights.values()),
+        dataset=DatasetFacts(name=text),
+        imported_from=origin,
+    )
+    facts = CheckpointFacts(step=step).content()
+    return _create_folder(
+        run,
+        tokenizer,
+        name,
+        lambda folder: save_checkpoint(folder / "best.safetensors", weights, facts),
+    )
+
+
+def _create_folder(
     run: Run,
     tokenizer: Tokenizer,
     name: str | None,
-    checkpoint_dir: Path,
-    fill: Callable[[Run], object] = lambda run: None,
+    fill: Callable[[Path], object] = lambda folder: None,
 ) -> Run:
-    """Create the folder of `run` in a temporary place, then move it into `checkpoint_dir`.
+    """Make the folder of `run` in a temporary place, then move it into the folder `run.path`.
 
-    `fill(run)` writes more files to the temporary folder `run.path`. If `name` is None, the run
-    gets the first free name of `<model>-001`, `<model>-002`, … Raises as `create_run` does.
+    `fill` writes more files to the temporary folder. If `name` is None, the run gets the first free
+    name of `<model>-001`, `<model>-002`, … Raises as `create_run` does.
     """
-    if name is not None:
-        check_name_is_free(name, checkpoint_dir, is_trained=not run.imported_from)
-    with workspace(checkpoint_dir) as work:
+    checkpoint_dir = run.path
+    hint = ", or name another `checkpoint_dir`"
+    with files.explaining_os_errors(checkpoint_dir, hint), workspace(checkpoint_dir) as work:
         folder = work / "new"
         folder.mkdir()
-        run = replace(run, path=folder)
         files.write_json(folder / "tokenizer.json", tokenizer.to_json())
         for code in run.config.codes:
             (folder / CODE).mkdir(exist_ok=True)
             files.write_bytes(folder / CODE / code.file, code.content())
             code.remember(run.config.arguments_of(code))
-        fill(run)
-        run.save_config()
+        fill(folder)
+        replace(run, path=folder).save_config()
         places = numbered_paths(checkpoint_dir, run.config.spec.name)
         if name is not None:
             check_name_is_free(name, checkpoint_dir, is_trained=not run.imported_from)
             places = iter([checkpoint_dir / name])
         path = move_to_free(folder, places)
-    write_latest(checkpoint_dir, path.name)
+        write_latest(checkpoint_dir, path.name)
     return replace(run, path=path)

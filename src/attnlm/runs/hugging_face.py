@@ -1,7 +1,7 @@
 """Hugging Face: models of `transformers` become runs, and runs become models of `transformers`.
 
 Two tables hold their names of sizes and modules, for both directions. Whatever a config.json says,
-a model is accepted only if both libraries compute the same (`first_difference`).
+a model is imported or exported only if both libraries compute the same (`first_difference`).
 
 If a class has parts that our model lacks, they are stored such that no logit changes: biases,
 position embeddings and an MLP of zeros, and the identity as a projection.
@@ -12,13 +12,13 @@ from __future__ import annotations
 import math
 import os
 import re
-from dataclasses import fields, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
@@ -28,36 +28,36 @@ from attnlm.base.formatting import byte_size
 from attnlm.base.setting_fields import check_value, quoted
 from attnlm.compute.device import machine_memory
 from attnlm.config.settings import Config, resolve
-from attnlm.model.architecture import PRESETS, Architecture, require_architecture
-from attnlm.model.inspection import (
-    ChangedModelError,
-    build_with_weights,
-    check_finite,
-    first_difference,
-)
+from attnlm.model.architecture import Architecture, require_architecture
+from attnlm.model.inspection import build_with_weights, check_finite
+from attnlm.model.language_model import LanguageModel
 from attnlm.model.spec import Shapes
 from attnlm.runs import hub
-from attnlm.runs.checkpoint import save_checkpoint
-from attnlm.runs.create_run import check_name_is_free, create_run_folder
+from attnlm.runs.checkpoint import Array
+from attnlm.runs.create_run import check_name_is_free, create_imported
 from attnlm.runs.hub import quiet_transformers
-from attnlm.runs.import_from_page import import_page_model
+from attnlm.runs.import_from_page import read_page_model
 from attnlm.runs.load_model import load_weights
-from attnlm.runs.records import CheckpointFacts, DatasetFacts
 from attnlm.runs.run import Checkpoint, Run
+from attnlm.text.corpus_tales import RULES, generate_story, parse_grammar, uniform_words
+from attnlm.tokens.tokenizer import CharTokenizer, Tokenizer
 from attnlm.tokens.tokenizer_json import check_equal, library_tokenizer, read_tokenizer_files
 
 _HINT = "import a GPT-2, Llama, SmolLM, Mistral, Qwen2 or Qwen3 model without such options"
+_EXPORTED = "train a `model` transformer, gpt2, llama or qwen3 without other parts"
 _OPENED = 1.7  # memory to import and to sample, as a multiple of the weights: measured
+_AGREEMENT = 1e-4  # of the largest number, between a model of ours and of theirs
 _CONTEXT = 1024  # tokens, unless `block_size` is given
 
 # --- Their names and values, and ours -------------------------------------------------------------
 
 _CLASSES = {
     "qwen3": "Qwen3ForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
     "llama": "LlamaForCausalLM",
     "gpt2": "GPT2LMHeadModel",
-    "mistral": "MistralForCausalLM",  # never exported: it is LlamaForCausalLM with a window
+    # Never exported: LlamaForCausalLM has the same parts.
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",  # `transformers` reads any tokenizer beside it as Qwen2's
 }
 """The classes by `model_type`."""
 _PRESETS = {"gpt2": "gpt2", "qwen3": "qwen3"}  # llama for the others
@@ -136,8 +136,6 @@ def _config(a: Architecture, kind: str) -> dict[str, Any]:
         rotary |= {"rope_type": "llama3", "original_max_position_embeddings": a.rotary_context}
         rotary |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
     config |= {"rope_parameters": rotary, "hidden_act": "silu" if a.mlp == "swiglu" else a.mlp}
-    if kind == "qwen2":
-        return {key: value for key, value in config.items() if key != "head_dim"}
     biases = {"attention_bias": a.qkv_bias or (a.bias and kind == "llama")}
     return config | biases | ({"mlp_bias": a.bias} if kind == "llama" else {})
 
@@ -152,53 +150,6 @@ def _completed(a: Architecture, kind: str) -> Architecture:
     if a.positions == "none" and kind == "gpt2":
         parts["positions"] = "learned"
     return replace(a, **parts)
-
-
-def lost_parts(a: Architecture, kind: str) -> list[str]:
-    """Return, in words, the parts of a model that a configuration of a `model_type` can't say."""
-    if a.embed_dim is None:
-        return ["a table of logits, and no layers"]
-    a = _completed(a, kind)
-    ours = {part.name: getattr(a, part.name) for part in fields(a) if part.name != "arguments"}
-    back: dict[str, Any] = {part.name: part.default for part in fields(a)}
-    back |= PRESETS[_PRESETS.get(kind, "llama")].parts
-    back |= _settings(SimpleNamespace(**_config(a, kind)))
-    for parts in (ours, back):  # defaults, written out
-        width = a.width if parts["wide_heads"] else a.width // parts["heads"]
-        parts |= {"head_size": parts["head_size"] or width, "wide_heads": False}
-        parts |= {"kv_heads": parts["kv_heads"] or parts["heads"], "mlp_width": a.mlp_dim}
-    back |= {"model": a.model, "dropout": a.dropout}
-    back["bias"] = ours["bias"] and kind in ("gpt2", "llama")
-    back["qkv_bias"] &= ours["qkv_bias"] or kind == "qwen2"  # others may be zero
-    return [
-        f"no `{n}`" if v in (False, None, "none") else f"`{n}`" if v is True else f"`{n}` {v}"
-        for n, v in ours.items()
-        if v != back[n]
-    ]
-
-
-def choose_class(run: Run) -> str:
-    """Return the `model_type` of the first class that has all parts of a run's model.
-
-    Raises UsageError if there is none.
-    """
-    a = require_architecture(run.config.spec, "the format of another tool")
-    if run.tokenizer.name == "ids":
-        raise UsageError(
-            f"{run.name} was trained on ids, for which transformers has no tokenizer",
-            "read its weights with safetensors, or export to html",
-        )
-    # `transformers` reads any tokenizer of a Qwen2 model as Qwen2's.
-    others = ("mistral",) if run.tokenizer.name == "qwen2" else ("mistral", "qwen2")
-    lost = {kind: lost_parts(a, kind) for kind in _CLASSES if kind not in others}
-    closest = min(lost, key=lambda kind: len(lost[kind]))
-    if lost[closest]:
-        raise UsageError(
-            f"no stock class of transformers can express {run.name}: it has "
-            f"{', '.join(lost[closest])}; the closest format is {_CLASSES[closest]}",
-            "train a `model` transformer, gpt2, llama or qwen3 without these settings",
-        )
-    return closest
 
 
 def _views(theirs: Any, shapes: Shapes) -> dict[str, Tensor]:
@@ -259,58 +210,58 @@ def import_run(
         check_name_is_free(name, checkpoint_dir, is_trained=False)
     if block_size is not None:
         check_value(Architecture, "block_size", block_size)
-    with files.explaining_os_errors(checkpoint_dir, ", or name another `checkpoint_dir`"):
-        if is_local and revision is not None:
-            hint = f"leave it out: {source} is on this machine"
-            raise UsageError("`revision` applies only to models of the Hub", hint)
-        if file and (run := import_page_model(file, block_size, name, checkpoint_dir)):
-            return run
-        hub.import_transformers(f"importing {source}")
-        folders = hub.describe(source, base, revision, on_event)
-        folder = folders[source]
-        origin = str(path.absolute()) if is_local else f"{source}@{folder.name}"
-        model_folder, *adapters = folders.values()
-        their_config, config = read_config(model_folder, block_size)
-        for each, place in folders.items():
-            hub.fetch(each, place.name, hub.WEIGHTS, on_event)
-        size, stock = their_config.vocab_size, _class(their_config.model_type)
-        theirs = hub.load(stock, their_config, model_folder, None if adapters else file)
-        for adapter in adapters:
-            theirs = hub.with_adapter(theirs, adapter)
-        shapes = config.spec.parameter_shapes(size)
-        weights = {name: torch.zeros(()).expand(shape) for name, shape in shapes.items()}
-        weights |= _views(theirs, shapes)
-        check_finite(*weights.values())
-        a = require_architecture(config.spec, "the format of another tool")
-        if a.mlp_dim == 1 and not any(weights[n].any() for n in shapes if ".mlp.down." in n):
-            config = replace(config, spec=replace(a, mlp="none", mlp_width=None))  # as exported
-        own = (folder / "tokenizer.json").exists()
-        tokenizer = read_tokenizer_files(folder if own else model_folder, size)
-        arrays = {name: tensor.numpy() for name, tensor in weights.items()}
-        ours = build_with_weights(config.spec, size, arrays).eval()
-        with quiet_transformers("compute the model", _HINT):
-            token = first_difference(ours, theirs, tokenizer)
-        if token is not None:
-            raise AttnlmError(
-                f"attnlm and transformers compute different results for {source}, from token "
-                f"{token + 1:,} on",
-                f"use a shorter context: `block_size` {token}" if token > 7 else _HINT,
-            )
-        facts = CheckpointFacts(step=0).content()
-        return create_run_folder(
-            Run(
-                Path(),
-                config,
-                vocab_size=size,
-                parameters=sum(p.numel() for p in ours.parameters()),
-                dataset=DatasetFacts(name=origin.rpartition("/")[2].partition("@")[0]),
-                imported_from=origin,
-            ),
-            tokenizer,
-            name,
-            checkpoint_dir,
-            lambda run: save_checkpoint(run.best, dict(ours.named_parameters()), facts),
+    if is_local and revision is not None:
+        hint = f"leave it out: {source} is on this machine"
+        raise UsageError("`revision` applies only to models of the Hub", hint)
+    origin = str(path.absolute())
+    if file and (saved := read_page_model(file)):
+        if block_size is not None:
+            what = "`block_size` does not apply to a model that a page trained"
+            raise UsageError(what, "leave it out")
+        return create_imported(*saved, origin, name, checkpoint_dir)
+    hub.import_transformers(f"importing {source}")
+    folders = hub.describe(source, base, revision, on_event)
+    folder = folders[source]
+    if not is_local:
+        origin = f"{source}@{folder.name}"
+    model_folder, *adapters = folders.values()
+    their_config, config = read_config(model_folder, block_size)
+    for each, place in folders.items():
+        hub.fetch(each, place.name, hub.WEIGHTS, on_event)
+    size, stock = their_config.vocab_size, _class(their_config.model_type)
+    theirs = hub.load(stock, their_config, model_folder, None if adapters else file)
+    for adapter in adapters:
+        theirs = hub.with_adapter(theirs, adapter)
+    own = (folder / "tokenizer.json").exists()
+    tokenizer = read_tokenizer_files(folder if own else model_folder, size)
+    config, weights = _our_weights(theirs, config)
+    ours = build_with_weights(config.spec, size, weights).eval()
+    with quiet_transformers("compute the model", _HINT):
+        token = first_difference(ours, theirs, tokenizer)
+    if token is not None:
+        raise AttnlmError(
+            f"attnlm and transformers compute different results for {source}, from token "
+            f"{token + 1:,} on",
+            f"use a shorter context: `block_size` {token}" if token > 7 else _HINT,
         )
+    text = origin.rpartition("/")[2].partition("@")[0]
+    named = dict(ours.named_parameters())
+    return create_imported(config, tokenizer, named, text, 0, origin, name, checkpoint_dir)
+
+
+def _our_weights(theirs: Any, config: Config) -> tuple[Config, dict[str, Any]]:
+    """Return the weights of their model under our names, and our configuration of it.
+
+    The configuration lacks an MLP that has no effect, as exports of models without one have it.
+    """
+    a = require_architecture(config.spec, "the format of another tool")
+    shapes = a.parameter_shapes(theirs.config.vocab_size)
+    weights = {name: torch.zeros(()).expand(shape) for name, shape in shapes.items()}
+    weights |= _views(theirs, shapes)
+    check_finite(*weights.values())
+    if a.mlp_dim == 1 and not any(weights[n].any() for n in shapes if ".mlp.down." in n):
+        config = replace(config, spec=replace(a, mlp="none", mlp_width=None))
+    return config, {name: tensor.numpy() for name, tensor in weights.items()}
 
 
 def read_config(folder: Path, block_size: int | None) -> tuple[Any, Config]:
@@ -365,32 +316,23 @@ def write_model(run: Run, checkpoint: Checkpoint, folder: Path) -> str:
     """
     from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 
-    kind = choose_class(run)
-    a = _completed(require_architecture(run.config.spec, "the format of another tool"), kind)
+    a = require_architecture(run.config.spec, "the format of another tool")
     tokenizer, weights = run.tokenizer, load_weights(run, checkpoint)
+    if tokenizer.name == "ids":
+        raise UsageError(
+            f"{run.name} was trained on ids, for which transformers has no tokenizer",
+            "read its weights with safetensors, or export to html",
+        )
     end, first = tokenizer.end_of_text, tokenizer.beginning
     # Without these keys, `transformers` would use default ids.
     special = {"bos_token_id": end if first is None else first}
     special |= {"eos_token_id": end, "pad_token_id": end}
-    sizes = {"vocab_size": run.vocab_size, "dtype": "float32"}
-    with torch.random.fork_rng([]):
-        config = _class(kind).config_class(**_config(a, kind), **special, **sizes)
-        model = _class(kind)(config).eval()
-    if kind != "gpt2":
-        model.config.rope_theta = a.rotary_base  # for older versions
-    for parameter in model.parameters():
-        parameter.data.zero_()
-    for name, view in _views(model, a.parameter_shapes(run.vocab_size)).items():
-        if name in weights:
-            view.copy_(torch.from_numpy(weights[name]))
-        elif name.endswith("projection.weight"):
-            view.copy_(torch.eye(a.width))
-    ours = build_with_weights(run.config.spec, run.vocab_size, weights).eval()
-    if first_difference(ours, model, tokenizer) is not None:
-        raise ChangedModelError(
-            f"{run.name} computes something else than its settings say",
-            "use a model of attnlm's own classes, unchanged",
-        )
+    ours = build_with_weights(a, run.vocab_size, weights).eval()
+    kind = "gpt2" if a.norm == "layer" else "qwen3" if a.query_key_norm else "llama"
+    with quiet_transformers(f"express {run.name} as {_CLASSES[kind]}", _EXPORTED):
+        model = _filled_model(a, kind, weights, {**special, "vocab_size": run.vocab_size})
+        if first_difference(ours, model, tokenizer) is not None:
+            raise ValueError("it computes something else")
     # Sample from all tokens at temperature 1, the defaults of `attnlm sample`.
     sampling = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
     model.generation_config = GenerationConfig(**special, **sampling)
@@ -407,3 +349,77 @@ def write_model(run: Run, checkpoint: Checkpoint, folder: Path) -> str:
     loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     check_equal(tokenizer, loaded.backend_tokenizer)
     return _CLASSES[kind]
+
+
+def _filled_model(
+    a: Architecture, kind: str, weights: Mapping[str, Array], ids: Mapping[str, int | None]
+) -> Any:
+    """Return a model of the class of a `model_type` with these weights, and zeros elsewhere.
+
+    Raises ValueError and other errors if the class has no place for a weight.
+    """
+    whole = _completed(a, kind)
+    with torch.random.fork_rng([]):
+        config = _class(kind).config_class(**_config(whole, kind), **ids, dtype="float32")
+        theirs = _class(kind)(config).eval()
+    if kind != "gpt2":
+        theirs.config.rope_theta = a.rotary_base  # for older versions
+    for parameter in theirs.parameters():
+        parameter.data.zero_()
+    views = _views(theirs, whole.parameter_shapes(config.vocab_size))
+    for name in sorted(weights.keys() - views.keys()):
+        raise ValueError(f"it has no place for {name}")
+    for name, view in views.items():
+        if name in weights:
+            view.copy_(torch.from_numpy(weights[name]))
+        elif name.endswith("projection.weight"):
+            view.copy_(torch.eye(a.width))
+    return theirs
+
+
+# --- Both -----------------------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def first_difference(ours: LanguageModel, theirs: Any, tokenizer: Tokenizer) -> int | None:
+    """Return the first token at which two models differ, in windows of a text and of random ids.
+
+    What their LM heads read is compared at all tokens, and the logits at 256. A difference is more
+    than 1e-4 of the largest number, or NaN.
+    """
+    grammar, words = parse_grammar(RULES), uniform_words("text to compare")
+    text = "\n".join(generate_story(grammar, words)[0] for _ in range(20))
+    if isinstance(tokenizer, CharTokenizer):
+        text = "".join(c for c in text if c in tokenizer.characters)
+    length, ids = ours.block_size, tokenizer.encode(text) or [0]
+    random_source = torch.Generator().manual_seed(0)
+    text_ids = torch.tensor(ids * -(-length // len(ids)))[:length]
+    random_ids = torch.randint(ours.vocab_size, (length,), generator=random_source)
+    places = torch.linspace(0, length - 1, min(length, 256)).long()
+    for window_T in (text_ids, random_ids):
+        found = _pass(ours, ours.head, window_T, places)
+        expected = _pass(theirs, theirs.lm_head, window_T, places)
+        every: Any = range(length)
+        for mine, their, tokens in zip(found, expected, (every, places), strict=True):
+            errors = (mine - their).abs().amax(-1).tolist()
+            bound = _AGREEMENT * their.abs().max().item()
+            for token, error in zip(tokens, errors, strict=True):
+                if not error <= bound:
+                    return int(token)
+    return None
+
+
+def _pass(model: nn.Module, head: Any, ids_T: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what a model's LM head reads (T, C), and its logits at some places (N, V)."""
+    read: list[Tensor] = []
+
+    def keep(_: nn.Module, inputs: tuple[Tensor]) -> Tensor:
+        read.append(inputs[0][0])
+        return inputs[0][:, places]
+
+    hook = head.register_forward_pre_hook(keep)
+    try:
+        out = model(ids_T[None])
+    finally:
+        hook.remove()
+    return read[0], getattr(out, "logits", out)[0]

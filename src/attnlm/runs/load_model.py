@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnlm.base.errors import AttnlmError
-from attnlm.base.folders import CHECKPOINT_DIR
 from attnlm.compute.device import Device, choose_device
 from attnlm.data.dataset import Dataset
 from attnlm.model.spec import is_ours
@@ -28,7 +27,6 @@ def load_model(
     *,
     checkpoint: str | Checkpoint = "auto",
     device: str = "auto",
-    checkpoint_dir: str | Path = CHECKPOINT_DIR,
 ) -> tuple[LanguageModel, Device]:
     """Return the model of a run (default: the newest one), and its device.
 
@@ -46,7 +44,7 @@ def load_model(
     """
     from attnlm.model.inspection import build_with_weights
 
-    run = open_run(run, checkpoint_dir=checkpoint_dir)
+    run = open_run(run)
     chosen = run.checkpoint(checkpoint)
     # A float32 run stays float32 on any device; others use bfloat16 if the hardware has it.
     dtype = "float32" if run.config.training.dtype == "float32" else "auto"

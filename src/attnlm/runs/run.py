@@ -10,7 +10,7 @@ import contextlib
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -20,7 +20,14 @@ import attnlm
 from attnlm.base import files
 from attnlm.base.atomic_folders import locked_for_training, remove_unfinished_folders
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.folders import CHECKPOINT_DIR, find_folder, how_to_make, is_folder, put_back
+from attnlm.base.folders import (
+    CHECKPOINT_DIR,
+    DATA_DIR,
+    find_folder,
+    how_to_make,
+    is_folder,
+    put_back,
+)
 from attnlm.base.formatting import nats_and_bits
 from attnlm.base.json_records import read_record, record_from_json
 from attnlm.base.own_code import OwnCode, is_code_name
@@ -124,8 +131,12 @@ class Checkpoint:
             evaluated = f"validation loss {self.val_loss:.4f}"
             evaluated += f" on {self.part}" if self.part else ""
             evaluated += f", {NOT_COMPARABLE}" if self.leaks else ""
-        kind = "kept" if self.which.isdecimal() else self.which
-        return f"{kind} checkpoint (step {self.step}, {evaluated})"
+        return f"{_kind_of(self.which)} checkpoint (step {self.step}, {evaluated})"
+
+
+def _kind_of(which: str) -> str:
+    """Return the word for a checkpoint: best, last or, for a step, kept."""
+    return "kept" if which.isdecimal() else which
 
 
 @dataclass(frozen=True)
@@ -135,6 +146,8 @@ class Run(RunFacts):
 
     path: Path
     config: Config
+    data_dir: Path = field(default=Path(DATA_DIR), compare=False)
+    """where its data set is looked up by name if it is not at its recorded path"""
 
     def __repr__(self) -> str:
         return f"<Run {self.name!r}: {self.config.spec.name}, {self.parameters:,} parameters>"
@@ -145,21 +158,17 @@ class Run(RunFacts):
         The HTML has a table about the run, and its loss curve if curve.png exists.
         """
         picture = ""
-        path = self.path / "curve.png"
         try:
-            summary = {"run": self.name, "folder": str(self.path), **run_summary(self)}
-            if path.is_file():
-                source = (
-                    f"data:image/png;base64,{base64.b64encode(files.read_bytes(path)).decode()}"
+            facts = {"run": self.name, "folder": str(self.path), **run_summary(self)}
+            if (curve := self.path / "curve.png").is_file():
+                content = base64.b64encode(files.read_bytes(curve)).decode()
+                picture = (
+                    f'<img alt="loss by step" width="560" src="data:image/png;base64,{content}"/>'
                 )
-                picture = f'<img alt="loss by step" width="560" src="{source}"/>'
         except (AttnlmError, OSError):
             return None
-        rows = "".join(
-            f'<tr><th style="text-align:left">{escape(label)}</th>'
-            f'<td style="text-align:left">{escape(value)}</td></tr>'
-            for label, value in summary.items()
-        )
+        cell = '<tr><th style="text-align:left">{}</th><td style="text-align:left">{}</td></tr>'
+        rows = "".join(cell.format(escape(label), escape(fact)) for label, fact in facts.items())
         return f"<div><table>{rows}</table>{picture}</div>"
 
     @property
@@ -179,9 +188,8 @@ class Run(RunFacts):
         """The origin of its weights: `multi-head-001, best checkpoint (step 1,000)`, or ""."""
         if self.parent is None:
             return ""
-        parent = self.parent
-        kind = "kept" if parent.checkpoint.isdecimal() else parent.checkpoint
-        return f"{parent.name}, {kind} checkpoint (step {parent.step:,})"
+        kind = _kind_of(self.parent.checkpoint)
+        return f"{self.parent.name}, {kind} checkpoint (step {self.parent.step:,})"
 
     @property
     def evaluated_part(self) -> str:
@@ -220,42 +228,33 @@ class Run(RunFacts):
         """
         if isinstance(which, Checkpoint):
             return which
-        if str(which).isdecimal():
-            kept = self.kept_steps()
-            if int(which) not in kept:
-                steps = ", ".join(f"{step}" for step in kept)
-                raise UsageError(
-                    f"{self.name} has not kept the weights of step {int(which)}",
-                    f"choose from {steps}, best, last" if kept else "train with `keep_every`",
-                )
-            return self._described(str(int(which)), self.kept(int(which)))
-        if which not in ("auto", "best", "last"):
+        which = str(which)
+        if which == "auto":
+            which = "best"
+            if self.last.exists():
+                is_untrained = self.best.exists() and self.facts(self.best).step == 0
+                last = self.facts(self.last) if is_untrained else None
+                if not self.best.exists() or (last and last.evaluated_step == 0 < last.step):
+                    which = "last"
+        paths = {str(step): self.kept(step) for step in self.kept_steps()}
+        paths |= {"best": self.best, "last": self.last}
+        if which not in paths:
             raise UsageError(
                 f"invalid value for `checkpoint`: {which!r}",
-                "choose from auto, best, last, or a step that `keep_every` kept",
+                f"of {self.name}, choose from {', '.join(paths)}, auto",
             )
-        is_auto = which == "auto" and self.last.exists()
-        if which == "last" or (is_auto and not self.best.exists()):
-            return self._described("last", self.last)
-        best = self._described("best", self.best)
-        if is_auto and best.step == 0:
-            last = self.facts(self.last)
-            if last.evaluated_step == 0 < last.step:
-                return self._described("last", self.last)
-        return best
-
-    def facts(self, path: Path) -> CheckpointFacts:
-        """Return what the checkpoint at `path` holds with the tensors. Raises AttnlmError."""
-        return record_from_json(CheckpointFacts, load_facts(path), path, COPY_THE_RUN)
-
-    def _described(self, which: str, path: Path) -> Checkpoint:
-        facts = self.facts(path)
+        facts = self.facts(paths[which])
         loss = facts.val_loss
         if loss is None:
             with contextlib.suppress(AttnlmError):  # the checkpoint is usable without metrics
                 losses = {record.step: record.val_loss for record in self.evaluations()}
                 loss = losses.get(facts.step)
-        return Checkpoint(which, path, facts.step, loss, self.evaluated_part, bool(self.leaks))
+        part, leaks = self.evaluated_part, bool(self.leaks)
+        return Checkpoint(which, paths[which], facts.step, loss, part, leaks)
+
+    def facts(self, path: Path) -> CheckpointFacts:
+        """Return what the checkpoint at `path` holds with the tensors. Raises AttnlmError."""
+        return record_from_json(CheckpointFacts, load_facts(path), path, COPY_THE_RUN)
 
     @cached_property
     def tokenizer(self) -> tokenizer.Tokenizer:
@@ -269,6 +268,20 @@ class Run(RunFacts):
             )
         loaded.dataset = self.dataset.name
         return loaded
+
+    def open_dataset(self, *, verify: bool = False) -> Dataset:
+        """Return the run's data set, at the path that it recorded or by its name in `data_dir`.
+
+        Raises AttnlmError if the data set is missing or has changed, or if the run was imported.
+        """
+        if self.imported_from:
+            raise AttnlmError(
+                f"{self.name} was imported and has no data set",
+                f"prepare one with `tokenizer` {self.path}, then name it as `data`",
+            )
+        return open_recorded(
+            self.name, self.dataset, self.data_dir, verify=verify, vocab_size=self.vocab_size
+        )
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return one record per evaluation, oldest first. A line cut off by a crash is left out.
@@ -285,19 +298,53 @@ class Run(RunFacts):
 
     def evaluations(self) -> list[EvaluationRecord]:
         """Return the records of `metrics`. Raises AttnlmError as `metrics` does."""
+        return [record for record in self._records() if not record.checkpoint]
+
+    def whole(self) -> dict[str, EvaluationRecord]:
+        """Return the losses of the `best` and the `last` checkpoint on the whole validation split.
+
+        The result is empty if evaluations covered the whole split anyway, or if measuring the whole
+        split would have taken too long. Raises AttnlmError if the file is damaged.
+        """
+        return {record.checkpoint: record for record in self._records() if record.checkpoint}
+
+    def result(self) -> Result | None:
+        """Return the results of the run's evaluations, or None before the first.
+
+        Raises AttnlmError if a file is damaged.
+        """
+        return self._result(self.evaluations(), self.whole())
+
+    def _result(
+        self, records: list[EvaluationRecord], whole: Mapping[str, EvaluationRecord]
+    ) -> Result | None:
+        by_accuracy = self.config.training.best_by == "accuracy"
+        return Result(records, whole, self.evaluated_part, by_accuracy) if records else None
+
+    def _records(self) -> list[EvaluationRecord]:
+        """Return all lines of the metrics, after comparing them with the last checkpoint.
+
+        Raises AttnlmError if they contradict it or each other.
+        """
         saved = None  # read first: training adds a record before it saves the step
         with contextlib.suppress(AttnlmError):
             saved = self.facts(self.last)
-        records = [record for record in self._metrics.records() if not record.checkpoint]
+        records = self._metrics.records()
+        for record in records:  # bits and nats differ by the same factor in all of them
+            first = records[0]
+            bits, others = record.bits_per_byte or 0.0, first.bits_per_byte or 0.0
+            if record.checkpoint and not math.isclose(
+                record.val_loss * others, first.val_loss * bits, rel_tol=1e-6
+            ):
+                raise self._metrics.damaged_error()
         if saved is None or saved.evaluated_step < 0 or not self._metrics.path.exists():
             return records
         last = saved.evaluated_step
-        by_accuracy = self.config.training.best_by == "accuracy"
-        known = [record for record in records if record.step <= last]
-        if known:
-            best = Result(known, {}, "", by_accuracy).best
-            accuracy = best.accuracy if by_accuracy else None
-            found = (known[-1].step, best.step, best.val_loss, accuracy)
+        known = [r for r in records if not r.checkpoint and r.step <= last]
+        if result := self._result(known, {}):
+            best = result.best
+            accuracy = best.accuracy if self.config.training.best_by == "accuracy" else None
+            found = (result.last.step, best.step, best.val_loss, accuracy)
             if found == (last, saved.best_step, saved.best_loss, saved.best_accuracy):
                 return records
         raise AttnlmError(
@@ -332,35 +379,6 @@ class Run(RunFacts):
     def ticker_passage(self) -> list[str]:
         """Return the tokens whose attention the snapshots' maps show, or [] if there are none."""
         return next((list(r.passage) for r in self._ticker.records() if r.passage), [])
-
-    def whole(self) -> dict[str, EvaluationRecord]:
-        """Return the losses of the `best` and the `last` checkpoint on the whole validation split.
-
-        The result is empty if evaluations covered the whole split anyway, or if measuring the whole
-        split would have taken too long. Raises AttnlmError if the file is damaged.
-        """
-        records = self._metrics.records()
-        whole = {record.checkpoint: record for record in records if record.checkpoint}
-        for record in whole.values():  # bits and nats differ by the same factor in all of them
-            products = [
-                nats * (bits or 0)
-                for nats, bits in (
-                    (record.val_loss, records[0].bits_per_byte),
-                    (records[0].val_loss, record.bits_per_byte),
-                )
-            ]
-            if not math.isclose(*products, rel_tol=1e-6):
-                raise self._metrics.damaged_error()
-        return whole
-
-    def result(self) -> Result | None:
-        """Return the results of the run's evaluations, or None before the first.
-
-        Raises AttnlmError if a file is damaged.
-        """
-        records = self.evaluations()
-        by_accuracy = self.config.training.best_by == "accuracy"
-        return Result(records, self.whole(), self.evaluated_part, by_accuracy) if records else None
 
     def references(self) -> dict[str, float]:
         """Return losses to compare with, in nats per token, keyed by a label such as `floor`."""
@@ -429,43 +447,37 @@ class Run(RunFacts):
 
 
 def open_run(
-    name: str | Path | Run | None = None, *, checkpoint_dir: str | Path = CHECKPOINT_DIR
+    name: str | Path | Run | None = None,
+    *,
+    checkpoint_dir: str | Path = CHECKPOINT_DIR,
+    data_dir: str | Path = DATA_DIR,
 ) -> Run:
     """Return the run called `name` in `checkpoint_dir`, or at the path `name`; default: the newest.
 
         run = attnlm.open_run("multi-head-001")
         run.config.training.steps, run.metrics()[-1]["val_loss"]
 
-    A Run is returned unchanged. Raises AttnlmError if the run does not exist or its configuration
-    is not valid.
+    All functions that take a run take it by its name or path, or open. The run's data set is looked
+    up in `data_dir` if it was moved. A Run is returned unchanged. Raises AttnlmError if the run
+    does not exist or its configuration is not valid.
     """
     if isinstance(name, Run):
         return name
     path = find_folder(name, Path(checkpoint_dir), kind="run")
-    if (path / "ladder.json").exists():
-        raise AttnlmError(
-            f"{path.name} is a ladder, not a run",
-            f"use the name of a rung, as in {path.name}-bigram",
-        )
-    if (path / "generation_config.json").exists() and not (path / "metrics.jsonl").exists():
-        raise AttnlmError(
-            f"{path} is a folder in Hugging Face's format, not a run",
-            f"make it a run: attnlm import {path}",
-        )
     if not (path / "config.json").exists():
         raise AttnlmError(
             f"{path} is not a run: it has no config.json", how_to_make("run", Path(checkpoint_dir))
         )
     stored = read_record(StoredRun, path / "config.json", format=FORMAT, hint=COPY_THE_RUN)
-    return _run_from_record(path, stored)
+    return _run_from_record(path, stored, Path(data_dir))
 
 
-def run_from_content(path: Path, content: Mapping[str, Any]) -> Run:
+def run_from_content(path: Path, content: Mapping[str, Any], data_dir: Path) -> Run:
     """Return the run in the folder `path`, which may be on another machine, from `Run.content`."""
-    return _run_from_record(path, record_from_json(StoredRun, content, path))
+    return _run_from_record(path, record_from_json(StoredRun, content, path), data_dir)
 
 
-def _run_from_record(path: Path, stored: StoredRun) -> Run:
+def _run_from_record(path: Path, stored: StoredRun, data_dir: Path) -> Run:
     """Return the run with this content of config.json. Raises AttnlmError for a wrong setting."""
     try:
         config = resolve({}, with_recorded_code(stored.config, path / CODE))
@@ -474,7 +486,7 @@ def _run_from_record(path: Path, stored: StoredRun) -> Run:
         raise AttnlmError(
             f"{path / 'config.json'} is not valid: {reason}", f"{error.hint}; or {COPY_THE_RUN}"
         ) from None
-    return Run(path, **{**vars(stored), "config": config})
+    return Run(path, data_dir=data_dir, **{**vars(stored), "config": config})
 
 
 def with_recorded_code(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -487,19 +499,6 @@ def with_recorded_code(config: Mapping[str, Any], folder: Path) -> dict[str, Any
         if is_code_name(value) and file in hashes and file == Path(file).name:
             settings[name] = OwnCode(str(value), folder / file, hashes[file])
     return settings
-
-
-def open_dataset_of(run: Run, data_dir: Path, *, verify: bool = False) -> Dataset:
-    """Return the data set of a run, at the path that it recorded or else by name in `data_dir`.
-
-    Raises AttnlmError if the data set is missing or has changed, or if the run was imported.
-    """
-    if run.imported_from:
-        raise AttnlmError(
-            f"{run.name} was imported and has no data set",
-            f"prepare one with `tokenizer` {run.path}, then name it as `data`",
-        )
-    return open_recorded(run.name, run.dataset, data_dir, verify=verify, vocab_size=run.vocab_size)
 
 
 def open_recorded(

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from attnlm.base.folders import CHECKPOINT_DIR
 from attnlm.model.inspection import check_finite
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.recorder import NotRecordedError, no_attention_error, record
@@ -79,7 +78,6 @@ def attend(
     run: str | Path | Run | None = None,
     *,
     checkpoint: str = "auto",
-    checkpoint_dir: str | Path = CHECKPOINT_DIR,
 ) -> Attention:
     """Compute what each head of a run (default: the one trained last) attends to in `text`.
 
@@ -92,7 +90,7 @@ def attend(
     for a bigram, which has no attention, and for a class of your own that does not record its
     attention.
     """
-    run = open_run(run, checkpoint_dir=checkpoint_dir)
+    run = open_run(run)
     if not run.config.spec.has_attention:
         raise no_attention_error()
     ids = ids_within_context(run, text)

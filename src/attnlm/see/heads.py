@@ -20,13 +20,12 @@ from torch.nn import functional as F
 from attnlm.base.errors import AttnlmError, NotFiniteError
 from attnlm.base.events import OnEvent, Progress, ignore
 from attnlm.base.files import read_text
-from attnlm.base.folders import CHECKPOINT_DIR, DATA_DIR
 from attnlm.data.dataset import ids_at
 from attnlm.data.examples import Examples, limit_per_window
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.recorder import Head, no_attention_error, record, texts_at_once
 from attnlm.runs.load_model import load_model
-from attnlm.runs.run import Run, open_dataset_of, open_run
+from attnlm.runs.run import Run, open_run
 from attnlm.see.head_scores import (
     BATCH_TOKENS,
     PATTERNS,
@@ -114,8 +113,6 @@ def heads(
     text: str | Path | None = None,
     checkpoint: str = "auto",
     device: str = "auto",
-    checkpoint_dir: str | Path = CHECKPOINT_DIR,
-    data_dir: str | Path = DATA_DIR,
     on_event: OnEvent | None = None,
 ) -> HeadsReport:
     """Score and name every head of a run (default: the one trained last) by what it attends to.
@@ -137,7 +134,7 @@ def heads(
     infinity.
     """
     check_windows(windows)
-    run = open_run(run, checkpoint_dir=checkpoint_dir)
+    run = open_run(run)
     spec = run.config.spec
     if not spec.has_attention:
         raise no_attention_error()
@@ -145,7 +142,7 @@ def heads(
     measured_on = f"{random_NT.shape[1] // 2} random tokens, repeated once"
     inputs_NT, targets_NT = random_NT, None
     if text is not None or not run.imported_from:
-        inputs_NT, targets_NT, total = _windows_of_text(run, text, Path(data_dir), windows)
+        inputs_NT, targets_NT, total = _windows_of_text(run, text, windows)
         random_NT = random_NT[: len(inputs_NT)]
         count = "all" if len(inputs_NT) == total else f"{len(inputs_NT):,} of"
         length = inputs_NT.shape[1]
@@ -180,7 +177,7 @@ def heads(
 
 
 def _windows_of_text(
-    run: Run, text: str | Path | None, data_dir: Path, most: int
+    run: Run, text: str | Path | None, most: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
     """Return at most `most` windows, evenly spaced in a text (None: the validation split).
 
@@ -192,7 +189,7 @@ def _windows_of_text(
         tokens, origin = run.tokenizer.encode_array(read_text(Path(text))), str(text)
     else:
         try:
-            dataset = open_dataset_of(run, data_dir)
+            dataset = run.open_dataset()
         except AttnlmError as error:
             raise AttnlmError(error.message, f"{error.hint}; or use `text`") from None
         tokens, origin = dataset.val, "val.bin"
@@ -261,7 +258,7 @@ class HeadsOverTraining(Pictured):
 
 
 def heads_over_training(
-    run: str | Path | Run | None = None, *, checkpoint_dir: str | Path = CHECKPOINT_DIR
+    run: str | Path | Run | None = None,
 ) -> HeadsOverTraining:
     """Return the scores of every head of a run (default: the one trained last) in each snapshot.
 
@@ -273,7 +270,7 @@ def heads_over_training(
     snapshots. Raises AttnlmError for a run without such snapshots, for a damaged file, and for a
     model without attention.
     """
-    run = open_run(run, checkpoint_dir=checkpoint_dir)
+    run = open_run(run)
     if not run.config.spec.has_attention:
         raise no_attention_error()
     scores_of = {s.step: s.scores for s in run.ticker() if s.scores is not None}

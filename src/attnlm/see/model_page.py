@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.formatting import quantity
 from attnlm.model.architecture import Architecture, UnsupportedError, require_architecture
 from attnlm.runs.checkpoint import Array
-from attnlm.runs.external_formats import Exported
 from attnlm.runs.load_model import checked_weights
 from attnlm.runs.run import Checkpoint, Run, run_summary
 from attnlm.see.page import encode_base64, render
@@ -29,6 +28,17 @@ LARGEST = 60_000_000
 _MOST_TO_TRY = 2_000_000
 """The limit for the parameters of models beside other content, for a page of about 10 MB."""
 PageMaker = Callable[[Sequence[dict[str, Any]], str], bytes]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The result of an export."""
+
+    path: Path
+    form: str
+    """a class of `transformers`, or "a page of" and its file size"""
+    checkpoint: str
+    """best, last or a step; for a page of several runs, those that occur, separated by commas"""
 
 
 def export_to_html(

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import OnEvent, Progress, ignore
-from attnlm.base.folders import CHECKPOINT_DIR
 from attnlm.model.inspection import check_finite
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.recorder import Recorder, Site, observed
@@ -102,7 +101,6 @@ def patch(
     *,
     answers: tuple[str, str] | Sequence[tuple[str, str]] | None = None,
     checkpoint: str = "auto",
-    checkpoint_dir: str | Path = CHECKPOINT_DIR,
     on_event: OnEvent | None = None,
 ) -> Patching:
     """Find where a run (default: the one trained last) carries the difference between two texts.
@@ -131,7 +129,7 @@ def patch(
     texts alike; if nothing can be patched, as in a bigram; for missing or damaged files, and for
     numbers that are not finite.
     """
-    run = open_run(run, checkpoint_dir=checkpoint_dir)
+    run = open_run(run)
     if isinstance(clean, str):
         clean, corrupted, answers = [clean], [str(corrupted)], answers and [answers]  # type: ignore[list-item]
     texts_N2T = _encoded(run, clean, corrupted)

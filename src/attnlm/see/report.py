@@ -15,12 +15,12 @@ import attnlm
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import OnEvent
-from attnlm.base.folders import CHECKPOINT_DIR, DATA_DIR, resume_command
+from attnlm.base.folders import resume_command
 from attnlm.base.formatting import duration
 from attnlm.model.recorder import NotRecordedError
 from attnlm.runs.journal import Snapshot
 from attnlm.runs.load_model import load_model
-from attnlm.runs.run import Result, Run, open_dataset_of, open_run, run_summary
+from attnlm.runs.run import Result, Run, open_run, run_summary
 from attnlm.see.attend import CAUTION, Attention, compute_attention
 from attnlm.see.curves import chart_data, run_lines, run_verdict
 from attnlm.see.head_scores import PATTERNS
@@ -42,7 +42,7 @@ class Report:
 
     run: Run
     checkpoint: str
-    """best or last"""
+    """best, last, or a step that was kept"""
     result: Result | None
     """the results of the run's evaluations; None for an imported run"""
     text: str
@@ -196,8 +196,6 @@ def report(
     ablate: bool = False,
     checkpoint: str = "auto",
     device: str = "auto",
-    checkpoint_dir: str | Path = CHECKPOINT_DIR,
-    data_dir: str | Path = DATA_DIR,
     on_event: OnEvent | None = None,
 ) -> Report:
     """Collect the results of a run (default: the one trained last).
@@ -217,7 +215,7 @@ def report(
     trained here and never evaluated, and if the run's files are missing or damaged.
     """
     check_windows(windows)
-    run = open_run(run, checkpoint_dir=checkpoint_dir)
+    run = open_run(run)
     result = run.result()
     if result is None and not run.imported_from:
         message = f"{run.name} has no evaluations yet"
@@ -238,7 +236,7 @@ def report(
             commands = [import_command(run)]
         else:
             commands = [train_command(run)]
-            commands.insert(0, prepare_command(open_dataset_of(run, Path(data_dir))))
+            commands.insert(0, prepare_command(run.open_dataset()))
         if not not_measured:
             scores = heads(
                 run,
@@ -246,7 +244,6 @@ def report(
                 ablate=ablate,
                 checkpoint=checkpoint,
                 device=device,
-                data_dir=data_dir,
                 on_event=on_event,
             )
     except AttnlmError as error:

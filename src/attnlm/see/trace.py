@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from attnlm.base.errors import UsageError
-from attnlm.base.folders import CHECKPOINT_DIR
 from attnlm.model.architecture import Architecture, require_architecture
 from attnlm.model.inspection import check_finite, check_textbook
 from attnlm.model.recorder import Layer, NotRecordedError, Recorder, record
@@ -105,7 +104,6 @@ def trace(
     run: str | Path | Run | None = None,
     *,
     checkpoint: str = "auto",
-    checkpoint_dir: str | Path = CHECKPOINT_DIR,
 ) -> Trace:
     """Follow one forward pass of a run (default: the one trained last) over `text`, step by step.
 
@@ -118,7 +116,7 @@ def trace(
     the context or the vocabulary, if files are missing or damaged, for numbers that are not finite,
     and if the model's classes were changed, so that the formulas would be wrong.
     """
-    run = open_run(run, checkpoint_dir=checkpoint_dir)
+    run = open_run(run)
     ids = ids_within_context(run, text)
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
     architecture = require_architecture(run.config.spec, "a trace")

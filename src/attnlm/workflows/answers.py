@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from attnlm.base.errors import AttnlmError
-from attnlm.base.folders import CHECKPOINT_DIR
 from attnlm.data.dataset import Dataset, checked_file, evenly_spaced
 from attnlm.data.examples import LONGER
 from attnlm.generation.question_format import QuestionFormat, answers, format_of
 from attnlm.generation.sampler import Sampler, load_sampler
-from attnlm.runs.run import Checkpoint, Run, open_run
+from attnlm.runs.run import Run, open_run
 from attnlm.text.record_files import record_texts
 from attnlm.text.text_files import record_suffix
 
@@ -44,7 +44,6 @@ def generate(
     tokens: int = 100,
     checkpoint: str = "auto",
     device: str = "auto",
-    checkpoint_dir: str | Path = CHECKPOINT_DIR,
 ) -> list[str]:
     """Return a run's answers to questions, decoded greedily and in batches.
 
@@ -55,7 +54,7 @@ def generate(
     `tokens` tokens. Raises AttnlmError (UsageError for invalid arguments).
     """
     prompts = [prompts] if isinstance(prompts, str) else list(prompts)
-    opened = open_run(run, checkpoint_dir=checkpoint_dir)
+    opened = open_run(run)
     sampler = load_sampler(opened, checkpoint=checkpoint, device=device)
     if not prompts:
         return []
@@ -68,7 +67,6 @@ def answer_pairs(
     *,
     checkpoint: str = "auto",
     device: str = "auto",
-    checkpoint_dir: str | Path = CHECKPOINT_DIR,
 ) -> list[Answered]:
     """Ask a run questions whose right answers are known.
 
@@ -79,20 +77,9 @@ def answer_pairs(
     continuation begins with it. Raises AttnlmError if `pairs` is empty, or a vocabulary lacks
     characters of a question.
     """
-    opened = open_run(run, checkpoint_dir=checkpoint_dir)
+    opened = open_run(run)
     sampler = load_sampler(opened, checkpoint=checkpoint, device=device)
     return ask(sampler, format_of(opened), list(pairs))
-
-
-def answer_examples(
-    run: Run, dataset: Dataset, pairs: Sequence[Pair], checkpoint: Checkpoint, device: str
-) -> list[Answered]:
-    """Ask a run `pairs`, which begin and end as the examples of `dataset` do."""
-    if not pairs:
-        return []
-    facts = dataset.examples
-    format = None if facts is None else QuestionFormat(facts.question_end, facts.answer_end)
-    return ask(load_sampler(run, checkpoint=checkpoint, device=device), format, pairs)
 
 
 def ask(sampler: Sampler, format: QuestionFormat | None, pairs: Sequence[Pair]) -> list[Answered]:
@@ -163,29 +150,28 @@ def texts_to_patch(dataset: Dataset, most: int) -> list[tuple[str, str, str, str
         (tokenizer.encode(format.prompt(prompt)), tokenizer.encode(answer)[0])
         for prompt, answer in select_pairs(dataset)
     ]
-    pairs = []
-    for number, (clean, answer) in enumerate(questions):
-        place = clean.index(clean[-1]) + 1
-        rotated = (*questions[number + 1 :], *questions[:number])
-        others = (question for question in rotated if question[1] != answer)
-        if place < len(clean) and clean[place] == answer:
-            _, other = next(others, ([], answer))
-            corrupted = [*clean[:place], other, *clean[place + 1 :]]
-        else:
-            fitting = (question for question in others if len(question[0]) == len(clean))
-            corrupted, other = next(fitting, (clean, answer))
-        if other != answer:
-            ids = clean, corrupted, [answer], [other]
-            pairs.append(tuple(map(tokenizer.decode, ids)))
-    lengths = [len(tokenizer.encode(clean)) for clean, *_ in pairs]
+    lengths = [len(question) for question, _ in questions]
     usual = max(set(lengths), key=lengths.count, default=0)
-    of_one_length = [texts for texts, n in zip(pairs, lengths, strict=True) if n == usual]
-    if not of_one_length:
+    questions = [question for question in questions if len(question[0]) == usual]
+    pairs: list[tuple[str, str, str, str]] = []
+    for number, (clean, answer) in enumerate(questions):
+        rotated = itertools.chain(questions[number + 1 :], questions[:number])
+        others = (question for question in rotated if question[1] != answer)
+        corrupted, other = next(others, (clean, answer))
+        place = clean.index(clean[-1]) + 1
+        if place < len(clean) and clean[place] == answer:
+            corrupted = [*clean[:place], other, *clean[place + 1 :]]
+        if other != answer and len(pairs) < most:
+            before, after, right, wrong = map(
+                tokenizer.decode, (clean, corrupted, [answer], [other])
+            )
+            pairs.append((before, after, right, wrong))
+    if not pairs:
         raise AttnlmError(
             f"{dataset.name} has no two questions of one length with different answers",
             "patch two texts of your own",
         )
-    return [(a, b, c, d) for a, b, c, d in of_one_length[:most]]
+    return pairs
 
 
 def longer_pairs(dataset: Dataset) -> list[Pair]:

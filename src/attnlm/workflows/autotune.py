@@ -33,7 +33,7 @@ from attnlm.training.forms import has_native_form, is_native_faster
 from attnlm.training.memory import affordable_micro_batch, check_memory
 from attnlm.training.own_code_trial import TRIED_WINDOWS, try_own_code
 from attnlm.training.random_state import keeping_random_state
-from attnlm.training.schedule import affordable_eval_tokens, budget_end, step_cost
+from attnlm.training.schedule import affordable_eval_tokens, budget_end
 from attnlm.training.state import initial_state
 from attnlm.training.step import Stepper, new_batches
 
@@ -45,7 +45,6 @@ _LONG_BUDGET = 120.0  # seconds
 # longer than such a run (docs/speed.md).
 _SMALL_FOR_THREADS = 1e8
 _SMALL_FOR_GPU = 2e7
-_LONGEST = 60.0  # seconds of a measurement of steps
 _WINDOWS = 64  # of random tokens in place of a data set
 
 
@@ -125,8 +124,10 @@ def autotune(
         size = affordable_micro_batch(config, dataset.vocab_size, device)
         config = config.with_training(micro_batch_size=size)
     check_fits(config, dataset, device)
-    threads = config.training.threads or _choose_threads(config, device, dataset)
-    config = config.with_training(threads=threads)
+    if config.training.threads is None:
+        is_divided = device.name == "cpu" and config.training.compile != "torch"
+        is_small = is_divided and _step_flops(config, dataset) < _SMALL_FOR_THREADS
+        config = config.with_training(threads=1 if is_small else torch.get_num_threads())
     if config.codes:
         _check_own_code(config, dataset, device)
     return config
@@ -178,25 +179,24 @@ def check_context(config: Config, dataset: Dataset, *, is_fixed: bool = False) -
 
 def _choose_form(config: Config, device: Device, dataset: Dataset) -> str:
     """Return `compile`, or what auto chooses. Raises AttnlmError if the form is missing."""
-    chosen = config.training.compile
-    missing = missing_form(config, device, dataset.vocab_size)
-    if chosen != "auto":
-        if missing is not None:
+    if config.training.compile != "auto":
+        if missing := missing_form(config, device, dataset.vocab_size):
             raise missing
-        return chosen
-    if device.name == "cuda" and _is_long(config, dataset):
+        return config.training.compile
+    if device.name == "cuda" and _is_long(config, dataset) and _can_compile_for_gpu():
         return "torch"
     native = config.with_training(compile="native")
     is_faster = is_native_faster(config.spec, dataset.vocab_size, config.tokens_per_step)
-    is_there = missing_form(native, device, dataset.vocab_size) is None
-    return "native" if is_faster and is_there else "modules"
+    if is_faster and not missing_form(native, device, dataset.vocab_size):
+        return "native"
+    return "modules"
 
 
 def missing_form(config: Config, device: Device, vocab_size: int) -> AttnlmError | None:
     """Return why the form `compile` of the model is missing here; None if it is not."""
     form = config.training.compile
     hint = "use `compile` modules"
-    if form == "torch" and device.name == "cpu" and not _has_compiler():
+    if form == "torch" and device.name == "cpu" and not has_compiler():
         return AttnlmError(
             "`compile` torch needs a C++ compiler, but none was found",
             f"install g++ or clang++, or {hint}",
@@ -218,14 +218,18 @@ def missing_form(config: Config, device: Device, vocab_size: int) -> AttnlmError
     return None
 
 
-def _is_long(config: Config, dataset: Dataset) -> bool:
-    """Return True if code for a GPU can be compiled, and the run is so long that this pays off.
+def has_compiler(*commands: str) -> bool:
+    """Return True if one of the commands exists. By default, look for C++ compilers."""
+    return any(map(shutil.which, commands or (os.environ.get("CXX", "g++"), "clang++", "c++")))
 
-    Compilation takes 10 to 20 seconds.
-    """
+
+def _can_compile_for_gpu() -> bool:
     has_triton = importlib.util.find_spec("triton") is not None
-    if not has_triton or not _has_compiler(os.environ.get("CC", "gcc"), "clang", "cc"):
-        return False
+    return has_triton and has_compiler(os.environ.get("CC", "gcc"), "clang", "cc")
+
+
+def _is_long(config: Config, dataset: Dataset) -> bool:
+    """Return True if compilation for a GPU, which takes 10 to 20 seconds, pays off."""
     training = config.training
     if training.steps is None and training.budget is not None:
         return training.budget >= _LONG_BUDGET
@@ -237,39 +241,26 @@ def _step_flops(config: Config, dataset: Dataset) -> float:
     return 6.0 * parameter_count(config.spec, dataset.vocab_size) * config.tokens_per_step
 
 
-def _choose_threads(config: Config, device: Device, dataset: Dataset) -> int:
-    """Return the number of threads: one for a small step, else all."""
-    everything = torch.get_num_threads()
-    training = config.training
-    is_divided = device.name == "cpu" and training.compile != "torch"
-    return 1 if is_divided and _step_flops(config, dataset) < _SMALL_FOR_THREADS else everything
+def time_step(
+    config: Config, device: Device, dataset: Dataset, least: float
+) -> tuple[float, int | None]:
+    """Return the seconds of a step of a complete configuration, and the micro-batch that fits.
 
-
-def make_trial_stepper(config: Config, device: Device, dataset: Dataset) -> Stepper:
-    """Return a stepper for a new model, on which steps can be measured."""
-    use_precision(device)
-    config = config.with_training(steps=2**30, budget=None)
-    state = initial_state(config, dataset.vocab_size, device)
-    return Stepper(state, config, dataset)
-
-
-def seconds_per_step(stepper: Stepper, least: float, steps: int = 1) -> float:
-    """Return the seconds of a step, without the first ones, which are slower.
-
-    The mean is of `steps` steps, or of more if these take less than `least` seconds, or of fewer,
-    but at least one, if they take more than 60 s.
+    The first steps, which are slower, do not count. The mean is of as many steps as take `least`
+    seconds, and of one at least.
     """
-    once = 0.0
-    for _ in range(FIRST_CALLS if stepper.state.device.name == "cuda" else 1):
+    config = config.with_training(steps=2**30, budget=None)
+    with keeping_random_state(device, config):
+        use_precision(device)
+        stepper = Stepper(initial_state(config, dataset.vocab_size, device), config, dataset)
+        for _ in range(FIRST_CALLS if device.name == "cuda" else 1):
+            stepper.step().item()
         began = time.perf_counter()
-        stepper.step().item()
-        once = max(1e-9, time.perf_counter() - began)
-    count = max(1, min(max(steps, math.ceil(least / once)), int(_LONGEST / once)))
-    began = time.perf_counter()
-    for _ in range(count):
-        loss = stepper.step()
-    loss.item()
-    return max(1e-9, time.perf_counter() - began) / count
+        count, seconds = 0, 0.0
+        while seconds < max(least, 1e-9):
+            stepper.step().item()
+            count, seconds = count + 1, time.perf_counter() - began
+        return seconds / count, stepper.training.micro_batch_size
 
 
 def random_dataset(vocab_size: int, block_size: int, tokenizer: str | None = None) -> Dataset:
@@ -290,11 +281,6 @@ def random_dataset(vocab_size: int, block_size: int, tokenizer: str | None = Non
     return cast(Dataset, made_up)
 
 
-def _has_compiler(*commands: str) -> bool:
-    """Return True if one of the commands exists. By default, look for C++ compilers."""
-    return any(map(shutil.which, commands or (os.environ.get("CXX", "g++"), "clang++", "c++")))
-
-
 # --- The size of the model, within a budget ------------------------------------------------------
 
 # Measured on several texts and budgets: docs/speed.md has the figures.
@@ -303,62 +289,53 @@ _TOKENS_PER_WEIGHT = 1.5
 than a model of the next smaller size does."""
 _DROPOUT = ((6.0, 0.0), (12.0, 0.1), (math.inf, 0.2))
 """Pairs (most epochs, dropout). A run gets the dropout of the first pair that allows its epochs."""
-_MOST_PASSES = 40.0
-"""After this many passes over the text, models only overfit."""
-# Fraction of the budget for the trials of all sizes together.
+_MOST_EPOCHS = 40.0
+"""After this many epochs, models only overfit."""
 _TRIAL_SHARE = 0.03
-# Largest factor by which a larger model may do more operations per second than a smaller one.
-_MOST_GAINED = 2.0
+"""The fraction of the budget for the trials of all sizes together."""
 
 
 def affordable_size(request: Request, dataset: Dataset, began: float, on_event: OnEvent) -> Config:
     """Return the configuration of a recipe's largest size that sees enough tokens in the budget.
 
-    The sizes are in ascending order. They are timed briefly, one after the other, up to the first
-    that is too large for the data, the memory or the budget. The budget counts from `began`. Steps
-    are limited to 40 passes over the text: later ones only overfit. Raises AttnlmError if the first
-    size is too large for the data or the memory.
+    The sizes are timed briefly in ascending order, up to the first that is too large for the data,
+    the memory or the budget, which counts from `began`. Raises AttnlmError if the first size is too
+    large for the data or the memory.
     """
     on_event(Note("measuring how large a model fits into the budget"))
     first, settings, sizes = request
     budget = first.training.budget or 0.0
     ends = budget_end(budget, began)
-    each = _TRIAL_SHARE * budget / len(sizes)
-    most = _MOST_PASSES * dataset.train_tokens
-    chosen = 0
-    seen = 0.0
-    speed = math.inf
-    pace = 0.0
-    for number, recipe in enumerate(sizes):
-        config = resolve(settings, recipe)
-        least = _TOKENS_PER_WEIGHT * config.spec.costs(dataset.vocab_size).multiplied_weights
-        cost = step_cost(config, dataset.vocab_size) / config.tokens_per_step
-        hoped = min(most, (ends - time.perf_counter()) * _MOST_GAINED * speed / cost)
-        if number and (config.spec.block_size > dataset.largest_block_size or hoped < least):
-            break
+    chosen, epochs = None, 0.0
+    for size in sizes:
+        config = resolve(settings, size)
         try:
-            seconds = seconds_per_token(config, dataset, each)
-        except (AttnlmError, torch.OutOfMemoryError):  # the size takes too much memory or time
-            if not number:
+            seconds = seconds_per_token(config, dataset, _TRIAL_SHARE * budget / len(sizes))
+        except (AttnlmError, torch.OutOfMemoryError):
+            if chosen is None:
                 raise
             break
-        tokens = min(most, (ends - time.perf_counter()) / seconds)
-        if number and tokens < least:
+        fitting = (ends - time.perf_counter()) / seconds / dataset.train_tokens
+        seen = min(fitting, _MOST_EPOCHS) * dataset.train_tokens
+        weights = config.spec.costs(dataset.vocab_size).multiplied_weights
+        if chosen is not None and seen < _TOKENS_PER_WEIGHT * weights:
             break
-        chosen = number
-        seen = tokens
-        speed = cost / seconds
-        pace = seconds
-    passes = seen / dataset.train_tokens
-    dropout = next(share for most, share in _DROPOUT if passes <= most)
-    config = resolve(settings, sizes[chosen])
+        chosen, epochs = size, fitting
+    dropout = next(share for most, share in _DROPOUT if epochs <= most)
+    config = resolve(settings, chosen)
     if "dropout" in config.spec.settings():  # a recipe's own dropout overrides this rule
-        config = resolve(settings, {"dropout": dropout, **sizes[chosen]})
-    on_event(Note(_size_summary(config, passes)))
-    useful = math.ceil(most / config.tokens_per_step)
-    fitting = (ends - time.perf_counter()) / pace / config.tokens_per_step
-    if useful < 2 * fitting:
-        config = config.with_training(steps=useful)
+        config = resolve(settings, {"dropout": dropout, **(chosen or {})})
+    costs = config.spec.costs(vocab_size=0)
+    on_event(
+        Note(
+            f"{costs.layers} × {costs.width}, context {config.spec.block_size}, dropout "
+            f"{config.spec.settings().get('dropout', 0.0):g}: "
+            f"about {min(epochs, _MOST_EPOCHS):.2g} epochs"
+        )
+    )
+    if 2 * epochs > _MOST_EPOCHS:  # the machine may become faster
+        steps = math.ceil(_MOST_EPOCHS * dataset.train_tokens / config.tokens_per_step)
+        config = config.with_training(steps=steps)
     return config
 
 
@@ -367,18 +344,6 @@ def seconds_per_token(config: Config, dataset: Dataset, least: float) -> float:
     device = choose_training_device(config, dataset)
     if device.name == "cuda" and config.training.compile == "auto":
         config = config.with_training(compile="modules")  # to compile every size would take minutes
-    with torch_settings_restored(), keeping_random_state(device, config):
-        stepper = make_trial_stepper(autotune(config, device, dataset), device, dataset)
-        return seconds_per_step(stepper, least) / config.tokens_per_step
-
-
-def _size_summary(config: Config, passes: float) -> str:
-    costs = config.spec.costs(vocab_size=0)
-    dropout = config.spec.settings().get("dropout", 0.0)
-    layers = int(config.spec.settings().get("layers", costs.layers))
-    size = f"{layers} layer{'s' if layers > 1 else ''} × {costs.width}"
-    if passes < _MOST_PASSES:
-        often = f"about {passes:.2g} epochs"
-    else:
-        often = f"{_MOST_PASSES:g} epochs, the maximum"
-    return f"{size}, context {config.spec.block_size}, dropout {dropout:g}: {often}"
+    with torch_settings_restored():
+        seconds, _ = time_step(autotune(config, device, dataset), device, dataset, least)
+        return seconds / config.tokens_per_step

@@ -14,26 +14,20 @@ from attnlm.base.clock import budget_start
 from attnlm.base.errors import UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.folders import CHECKPOINT_DIR, DATA_DIR
-from attnlm.base.setting_fields import quoted
+from attnlm.base.setting_fields import check_value
 from attnlm.compute.device import Device
 from attnlm.compute.threads import cores, torch_settings_restored
 from attnlm.config.settings import Config, Request, resolve_new
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.model.inspection import parameter_count
 from attnlm.runs.load_model import check_tokenizer
+from attnlm.runs.records import RunFacts
 from attnlm.runs.run import Run, open_run
 from attnlm.training.memory import estimate_memory
-from attnlm.training.random_state import keeping_random_state
-from attnlm.workflows.autotune import (
-    complete_config,
-    make_trial_stepper,
-    random_dataset,
-    seconds_per_step,
-)
+from attnlm.workflows.autotune import complete_config, random_dataset, time_step
 from attnlm.workflows.train import check_resume, open_rest, open_saved_run, refuse_leaks
 
-_SHORTEST = 1.0  # seconds of the measurement, of ten steps or more
-_LARGEST_VOCABULARY = 2**32
+_MEASURED = 2.0  # seconds of steps
 
 
 @dataclass(frozen=True)
@@ -95,8 +89,8 @@ def estimate(
     force: bool = False,
     checkpoint_dir: str | Path = CHECKPOINT_DIR,
     data_dir: str | Path = DATA_DIR,
-    verify: bool = False,
     on_event: OnEvent | None = None,
+    request: Request | None = None,
     **settings: Any,
 ) -> Estimate:
     """Return what `train` would cost with the same arguments, without writing anything.
@@ -104,7 +98,7 @@ def estimate(
         cost = attnlm.estimate("tales-char", model="transformer", steps=500)
         print(cost.parameters, cost.memory, cost.seconds)
 
-    The time of a step is measured over ten steps or more. If `vocab_size` is given, random tokens
+    The time of a step is measured over about two seconds. If `vocab_size` is given, random tokens
     take the place of a data set. With several `processes`, none is started: this process measures
     its part of the batch, and the communication between processes does not count.
 
@@ -123,32 +117,29 @@ def estimate(
                 start_from=start_from,
                 force=force,
             )
-            run = open_saved_run(resume, checkpoint_dir)
+            run = open_saved_run(resume, checkpoint_dir, data_dir)
             saved = run.facts(run.last)
-            config, data, device = open_rest(run, saved, settings, data_dir, verify, on_event)
             made, progress = saved.step, saved.progress
+            config, data, device = open_rest(run, saved, settings, None, on_event)
         else:
             parent = None
             if start_from is not None:
                 parent = open_run(start_from, checkpoint_dir=checkpoint_dir)
-            request = resolve_new(settings, recipe, parent)
+            request = request or resolve_new(settings, recipe, parent)
             processes = request.config.training.processes
             if processes > 1 and "OMP_NUM_THREADS" not in os.environ:
                 torch.set_num_threads(max(1, cores() // processes))  # as several have
-            if vocab_size is None:
-                data = open_dataset(dataset, data_dir=data_dir, verify=verify)
+            if vocab_size is not None:
+                data = _random_data(vocab_size, dataset, request)
+            else:
+                data = open_dataset(dataset, data_dir=data_dir)
                 if parent is not None:
                     check_tokenizer(parent, data)
-            else:
-                data = _random_data(vocab_size, dataset, request)
             refuse_leaks(request.config, data.vocab_size, force)
             config, device = complete_config(request, data, began, on_event)
-        on_event(Note("measuring ten steps"))
-        with keeping_random_state(device, config):
-            stepper = make_trial_stepper(config, device, data)
-            seconds = seconds_per_step(stepper, _SHORTEST, steps=10)
-        fitting = stepper.training.micro_batch_size  # memory may have run out
-        config = config.with_training(micro_batch_size=fitting)
+        on_event(Note("measuring the time of a step"))
+        seconds, fitting = time_step(config, device, data, _MEASURED)
+        config = config.with_training(micro_batch_size=fitting)  # memory may have run out
     steps = config.training.max_steps - made
     if config.training.budget is not None:
         steps = min(steps, (1 - progress) * config.training.budget // seconds)
@@ -160,15 +151,11 @@ def _random_data(vocab_size: int, dataset: object, request: Request) -> Dataset:
     """Return random tokens in place of a data set, after checking the arguments."""
     if dataset is not None:
         raise UsageError("a data set and `vocab_size` cannot be combined", "use only one")
-    if not 1 <= vocab_size <= _LARGEST_VOCABULARY:
-        raise UsageError(
-            f"invalid value for `vocab_size`: {quoted(vocab_size)}",
-            f"it must be between 1 and {_LARGEST_VOCABULARY:,}",
-        )
     if len(request.sizes) > 1:
         raise UsageError(
             "this recipe chooses the size of the model for a text",
             "name a data set, or use another recipe",
         )
+    check_value(RunFacts, "vocab_size", vocab_size)
     config = request.config
     return random_dataset(vocab_size, config.spec.block_size, config.recipe_tokenizer)

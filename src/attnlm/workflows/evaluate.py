@@ -13,7 +13,6 @@ import torch
 
 from attnlm.base.errors import AttnlmError, NotFiniteError
 from attnlm.base.events import Note, OnEvent
-from attnlm.base.folders import CHECKPOINT_DIR, DATA_DIR
 from attnlm.compute.device import Device, choose_device, use_precision
 from attnlm.compute.threads import torch_settings_restored
 from attnlm.data.dataset import Dataset, ids_at, open_dataset
@@ -25,7 +24,7 @@ from attnlm.model.layers import evaluating
 from attnlm.model.recorder import record
 from attnlm.runs.journal import PASSAGE, Snapshot
 from attnlm.runs.load_model import check_tokenizer, load_model
-from attnlm.runs.run import Run, open_dataset_of, open_run
+from attnlm.runs.run import Run, open_run
 from attnlm.see.head_scores import snapshot_scores
 from attnlm.see.shown_tokens import token_texts
 from attnlm.training.optimizer import flatten_parameters
@@ -39,9 +38,6 @@ def evaluate(
     checkpoint: str = "auto",
     data: str | Path | Dataset | None = None,
     device: str = "auto",
-    checkpoint_dir: str | Path = CHECKPOINT_DIR,
-    data_dir: str | Path = DATA_DIR,
-    verify: bool = False,
 ) -> Evaluation:
     """Return the loss of a run's checkpoint on the validation split of a data set.
 
@@ -50,17 +46,16 @@ def evaluate(
     The data set is `data` or, if `data` is None, the one that the run was trained on. At most the
     first 4,194,304 tokens of the split are measured. On the machine of the training, the loss
     equals bit for bit what training logged for the same tokens, because `evaluate` keeps the
-    layout of parameters in memory, the threads and the precision of the training. `open_dataset`
-    explains `verify`.
+    layout of parameters in memory, the threads and the precision of the training.
 
     Raises AttnlmError if something is missing or damaged, if `data` was encoded with another
     tokenizer, or if the loss is not finite.
     """
-    run = open_run(run, checkpoint_dir=checkpoint_dir)
+    run = open_run(run)
     if data is None:
-        dataset = open_dataset_of(run, Path(data_dir), verify=verify)
+        dataset = run.open_dataset()
     else:
-        dataset = open_dataset(data, data_dir=data_dir, verify=verify)
+        dataset = open_dataset(data)
         check_tokenizer(run, dataset)
     model, chosen = load_model(run, checkpoint=checkpoint, device=device)
     training = run.config.training
@@ -89,34 +84,28 @@ def measure_on_whole(run: Run, dataset: Dataset, on_event: OnEvent) -> None:
     """
     if not run.evaluated_part or run.whole():
         return
-    best = run.checkpoint("best")
-    last = run.checkpoint("last")
-    checkpoints = [last] if best.step == last.step else [best, last]
-    if is_whole_affordable(run.config, dataset.val_tokens, last.step, len(checkpoints)):
-        which = "whole" if dataset.val_tokens <= MOST_TOKENS else "beginning of the"
-        tokens = min(dataset.val_tokens, MOST_TOKENS)
-        on_event(Note(f"measuring on the {which} validation split, {tokens:,} tokens"))
-        records = {record.step: record for record in run.evaluations()}
-        measured = {
-            checkpoint.step: evaluate(
-                run, checkpoint=checkpoint.which, data=dataset, device=run.config.training.device
-            )
-            for checkpoint in checkpoints
-        }
-        run.append_evaluations(
-            *(
-                replace(
-                    records[checkpoint.step],
-                    val_loss=found.loss,
-                    bits_per_byte=found.bits_per_byte,
-                    evaluated_tokens=found.tokens,
-                    accuracy=found.accuracy,
-                    checkpoint=checkpoint.which,
-                )
-                for checkpoint in (best, last)
-                for found in [measured[checkpoint.step]]
-            )
+    checkpoints = [run.checkpoint("best"), run.checkpoint("last")]
+    steps = {checkpoint.step: checkpoint for checkpoint in checkpoints}
+    if not is_whole_affordable(run.config, dataset.val_tokens, max(steps), len(steps)):
+        return
+    which = "whole" if dataset.val_tokens <= MOST_TOKENS else "beginning of the"
+    tokens = min(dataset.val_tokens, MOST_TOKENS)
+    on_event(Note(f"measuring on the {which} validation split, {tokens:,} tokens"))
+    records = {record.step: record for record in run.evaluations()}
+    for step, checkpoint in steps.items():
+        found = evaluate(
+            run, checkpoint=checkpoint.which, data=dataset, device=run.config.training.device
         )
+        records[step] = replace(
+            records[step],
+            val_loss=found.loss,
+            bits_per_byte=found.bits_per_byte,
+            evaluated_tokens=found.tokens,
+            accuracy=found.accuracy,
+        )
+    run.append_evaluations(
+        *(replace(records[saved.step], checkpoint=saved.which) for saved in checkpoints)
+    )
 
 
 def take_snapshot(

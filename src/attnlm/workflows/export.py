@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import attnlm
 from attnlm.base import files
-from attnlm.base.atomic_folders import workspace
+from attnlm.base.atomic_folders import move_to_free, workspace
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import OnEvent, ignore
-from attnlm.base.folders import CHECKPOINT_DIR, DATA_DIR
+from attnlm.base.suggestions import suggestion
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.runs import hub
-from attnlm.runs.external_formats import Exported, check_format
-from attnlm.runs.run import Checkpoint, Run, open_dataset_of, open_run, run_summary
-from attnlm.see.model_page import PageMaker, export_to_html, play_page
+from attnlm.runs.run import Checkpoint, Run, open_run, run_summary
+from attnlm.see.model_page import Exported, PageMaker, export_to_html, play_page
 from attnlm.see.train_page import train_page, training_text
 
 
@@ -33,8 +34,6 @@ def export(
     force: bool = False,
     public: bool = False,
     checkpoint: str = "auto",
-    checkpoint_dir: str | Path = CHECKPOINT_DIR,
-    data_dir: str | Path = DATA_DIR,
     on_event: OnEvent | None = None,
 ) -> Exported:
     """Write a run's checkpoint to `path`, in the format `to`.
@@ -57,24 +56,16 @@ def export(
 
     The output is complete or absent. `on_event` receives a Note if a text is too long.
     Raises UsageError for an unknown format or type, and for a model that the format can't express
-    or the page can't train. Raises AttnlmError if `path` exists already (for hf, an empty folder
-    may exist), if files are missing or damaged, or if the format can't express the tokenizer.
+    or the page can't train. Raises AttnlmError if `path` exists already, if files are missing or
+    damaged, or if the format can't express the tokenizer.
     """
-    check_format(to, type)
-    if not str(path):
-        raise UsageError("the name of the output cannot be empty", "name a new folder or file")
-    path = Path(path)
     on_event = on_event or ignore
     named = [run] if run is None or isinstance(run, str | Path | Run) else run
-    runs = [open_run(name, checkpoint_dir=checkpoint_dir) for name in named]
-    if to != "html" and (len(runs) > 1 or force):
-        what = "several runs" if len(runs) > 1 else "`force`"
-        raise UsageError(f"`to` {to} cannot be combined with {what}", "use one run, or `to` html")
-    _check_page_options(to, train, title, text)
-    if public and (to != "hf" or not str(path).startswith(hub.PREFIX)):
-        raise UsageError("`public` applies only to a model on the Hub", "export to hf:OWNER/NAME")
-    if not runs and train in (True, False):
-        raise UsageError("no run was given", "name a run, or a data set as `train`")
+    runs = [open_run(name) for name in named]
+    of_pages = {"type": type, "force": force, "train": train, "title": title, "text": text}
+    check_format(to, type)
+    _check_options(to, path, runs, public, of_pages)
+    path = Path(path)
     if to == "hf":
         return _export_hf(runs[0], path, checkpoint, public)
     return export_to_html(
@@ -83,40 +74,55 @@ def export(
         type=type,
         checkpoint=checkpoint,
         force=force,
-        make_page=_page_maker(runs, train, title or "", Path(data_dir), on_event),
+        make_page=_page_maker(runs, train, title or "", on_event),
         text=text,
     )
 
 
-def _check_page_options(
-    to: str, train: bool | str | Path | Dataset, title: str | None, text: str | None
+def check_format(to: str, type: str | None) -> None:
+    """Raise UsageError if `to` is not a format, or `type` not a number type of pages."""
+    for name, value, choices in (
+        ("to", to, ("hf", "html")),
+        ("type", type or "f32", ("f32", "f16")),
+    ):
+        if value not in choices:
+            hint = suggestion(value, choices, f"choose from {', '.join(choices)}")
+            raise UsageError(f"invalid value for `{name}`: {value!r}", hint)
+
+
+def _check_options(
+    to: str, path: str | Path, runs: Sequence[Run], public: bool, of_pages: Mapping[str, Any]
 ) -> None:
-    """Raise UsageError for options of pages with another format, or that exclude each other."""
-    for option, value in {"train": train or None, "title": title, "text": text}.items():
-        if value is not None and to != "html":
+    """Raise UsageError for options that the format lacks, or that exclude each other."""
+    if not str(path):
+        raise UsageError("the name of the output cannot be empty", "name a new folder or file")
+    for option, value in of_pages.items():
+        if to == "hf" and value not in (None, False):
             hint = f"leave `{option}` out, or use `to` html"
             raise UsageError(f"`{option}` applies only to `to` html", hint)
-    if train and text is not None:
+    if to == "hf" and len(runs) != 1:
+        raise UsageError("`to` hf takes one run, not several runs", "name one, or use `to` html")
+    if public and not (to == "hf" and str(path).startswith(hub.PREFIX)):
+        raise UsageError("`public` applies only to a model on the Hub", "export to hf:OWNER/NAME")
+    if of_pages["train"] and of_pages["text"] is not None:
         raise UsageError(
             "`text` cannot be combined with `train`",
             "type the text in the page, or leave `train` out",
         )
+    if not runs and of_pages["train"] in (True, False):
+        raise UsageError("no run was given", "name a run, or a data set as `train`")
 
 
 def _page_maker(
     runs: Sequence[Run],
     train: bool | str | Path | Dataset,
     title: str,
-    data_dir: Path,
     on_event: OnEvent,
 ) -> PageMaker:
     """Return the function that makes the page from its models and the first text."""
     if not train:
         return lambda models, prompt: play_page(models, prompt, title)
-    if train is True:
-        dataset = open_dataset_of(runs[0], data_dir)
-    else:
-        dataset = open_dataset(train, data_dir=data_dir)
+    dataset = runs[0].open_dataset() if train is True else open_dataset(train)
     text = training_text(dataset, on_event)
     spec = runs[0].config.spec if runs else None
     return lambda models, _: train_page(text, models, spec, title)
@@ -126,16 +132,15 @@ def _page_maker(
 
 
 def _export_hf(run: Run, path: Path, checkpoint: str, public: bool) -> Exported:
-    from attnlm.runs.hugging_face import choose_class, write_model  # they load PyTorch
-
-    choose_class(run)  # raises an error
     place = str(path)
     if is_upload := place.startswith(hub.PREFIX):
         hub.check_upload(place)
-    else:
-        _check_folder_free(path)
+    elif os.path.lexists(path):
+        raise AttnlmError(f"{path} exists", "name a new folder")
     chosen = run.checkpoint(checkpoint)
     hub.import_transformers("exporting a run")
+    from attnlm.runs.hugging_face import write_model  # loads PyTorch
+
     with (
         files.explaining_os_errors(path, ", or name another folder"),
         workspace(Path(tempfile.gettempdir()) if is_upload else path.absolute().parent) as work,
@@ -147,18 +152,8 @@ def _export_hf(run: Run, path: Path, checkpoint: str, public: bool) -> Exported:
         if is_upload:
             hub.upload(new, place, public)
         else:
-            _check_folder_free(path)
-            if path.is_dir():
-                path.rmdir()
-            new.rename(path)
+            move_to_free(new, [path])
     return Exported(path, stock, chosen.which)
-
-
-def _check_folder_free(folder: Path) -> None:
-    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise AttnlmError(f"{folder} is not a folder", "name a new folder")
-    if folder.is_dir() and any(folder.iterdir()):
-        raise AttnlmError(f"the folder {folder} is not empty", "name a new folder")
 
 
 def _model_card(run: Run, checkpoint: Checkpoint, stock: str) -> str:

@@ -12,8 +12,8 @@ from torch import nn
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.folders import CHECKPOINT_DIR, DATA_DIR
+from attnlm.base.json_records import record_from_json
 from attnlm.base.own_code import opened_again
-from attnlm.base.setting_fields import fields_of, type_of
 from attnlm.config.settings import Config, resolve_new
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.model.inspection import are_close, check_finite, stored_buffers, uninitialised_model
@@ -28,6 +28,12 @@ from attnlm.runs.run import Run, open_run
 from attnlm.training.recorded import recorded_config
 from attnlm.training.validation import Split, validation_loss
 from attnlm.workflows.check_own_code import check_causal
+
+_UNKNOWN = {
+    **dict.fromkeys(("train_loss", "bits_per_byte")),
+    **dict.fromkeys(("tokens", "seconds", "learning_rate", "tokens_per_second"), 0),
+}
+"""what an evaluation in a loop of the user's need not say"""
 
 
 def save_run(
@@ -63,7 +69,12 @@ def save_run(
     last = dict(metrics[-1]) if metrics else {}
     step = int(last.get("step", 0))
     last |= {"step": step, "val_loss": measured.loss, "bits_per_byte": measured.bits_per_byte}
-    records = [_evaluation_record(metric) for metric in (*metrics[:-1], last)]
+    records = [
+        record_from_json(
+            EvaluationRecord, {**_UNKNOWN, **metric}, Path("metrics"), "pass plain numbers"
+        )
+        for metric in (*metrics[:-1], last)
+    ]
     config = config.with_training(steps=max(1, step), eval_every=max(1, step))
     run = create_run(
         config,
@@ -137,15 +148,3 @@ def _config_of_model(
         "block_size": block_size,
     }
     return resolve_new(settings, None).config
-
-
-def _evaluation_record(metric: Mapping[str, Any]) -> EvaluationRecord:
-    zeros = ("tokens", "seconds", "learning_rate", "tokens_per_second")
-    values: dict[str, Any] = {"train_loss": None, "bits_per_byte": None, **dict.fromkeys(zeros, 0)}
-    values |= metric
-    numbers: dict[str, Any] = {
-        name: None if values[name] is None else type_of(EvaluationRecord, name)(values[name])
-        for name in fields_of(EvaluationRecord)
-        if name in values
-    }
-    return EvaluationRecord(**numbers)

@@ -5,18 +5,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from attnlm.base import clock
-from attnlm.base.atomic_folders import workspace
+from attnlm.base.atomic_folders import delete_folder, workspace
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import explaining_os_errors
 from attnlm.base.folders import CHECKPOINT_DIR, DATA_DIR, check_name, resume_command
-from attnlm.base.formatting import duration
 from attnlm.base.own_code import allow_call, check_not_running, own_traceback
 from attnlm.base.setting_fields import Setting, describe_settings, differing_names
 from attnlm.compute.device import Device, choose_device, use_precision
@@ -29,8 +28,8 @@ from attnlm.model.inspection import parameter_count
 from attnlm.runs.create_run import check_name_is_free, create_run
 from attnlm.runs.load_model import check_tokenizer, parent_record
 from attnlm.runs.records import CheckpointFacts, ParentRecord, has_same_ids
-from attnlm.runs.run import Run, open_dataset_of, open_run, run_from_content
-from attnlm.see.curves import FEW_STEPS, CurveDrawer
+from attnlm.runs.run import Run, open_run, run_from_content
+from attnlm.see.curves import CurveDrawer
 from attnlm.see.loggers import LogListener, check_tools
 from attnlm.training.loop import OnStep, fit
 from attnlm.training.schedule import affordable_sample_tokens, budget_end
@@ -61,10 +60,10 @@ def train(
     force: bool = False,
     checkpoint_dir: str | Path = CHECKPOINT_DIR,
     data_dir: str | Path = DATA_DIR,
-    verify: bool = False,
     log: str | Sequence[str] | None = None,
     on_event: OnEvent | None = None,
     on_step: OnStep | None = None,
+    request: Request | None = None,
     **settings: Any,
 ) -> Run:
     """Train a model on a prepared data set, and return the run.
@@ -73,16 +72,17 @@ def train(
 
     `dataset` is an open data set, a name or a path; default: the last prepared one. `settings` are
     the fields of Architecture and TrainingConfig. They override the settings of `recipe`: a name, a
-    path, or a dictionary such as `run.config.settings()`.
+    path, or a dictionary such as `run.config.settings()`. `request` takes the place of both: it is
+    what `resolve_new` returned for them.
 
     `resume` continues a run; only steps, eval_every, keep_every, patience and how to compute
     (device, dtype, threads, compile, …) can be changed. `start_from` begins a new run with the
     model of another run and the weights of its `checkpoint` (auto, best, last or a kept step); the
     data must have the same tokenizer, and the training settings are new. If a run called `name`
-    exists, train raises AttnlmError; but if `exist_ok` is True, train returns the existing run,
-    provided that it is finished and has this configuration and data set.
+    exists, train raises AttnlmError; but if `exist_ok` is True and the run has this configuration
+    and data set, train returns it if it is finished, and resumes it if not.
     A model with own code whose logits depend on later tokens is trained only if `force` is True.
-    The hashes of .bin files over 1 GiB are checked only if `verify` is True. `budget`
+    `budget`
     is the time for the whole call; the learning rate and the evaluations then depend on the time
     instead of the steps.
 
@@ -95,15 +95,12 @@ def train(
     saves the last complete step and raises Interrupted, a KeyboardInterrupt. So `on_event` can stop
     training in the main thread: `signal.raise_signal(signal.SIGINT)`.
     """
-    with (
-        _opened_call(checkpoint_dir, data_dir, verify, log, on_event) as call,
-        contextlib.ExitStack() as stack,
-    ):
+    with _opened_call(Path(checkpoint_dir), Path(data_dir), log, on_event) as call:
         processes = call.processes
         if processes.count > 1:
             settings = {"processes": processes.count, **settings}
         if not processes.is_main:
-            job = _joined_job(call)
+            job = _received_job(call)
         elif resume is not None:
             check_resume(
                 settings,
@@ -115,44 +112,16 @@ def train(
                 exist_ok=exist_ok,
                 force=force,
             )
-            job = stack.enter_context(_resumed_job(call, resume, settings))
+            job = _resumed_job(call, open_saved_run(resume, checkpoint_dir, data_dir), settings)
         else:
             parent = None
             if start_from is not None:
                 parent = open_run(start_from, checkpoint_dir=checkpoint_dir)
-            request = resolve_new(settings, recipe, parent)
-            new = _new_job(call, request, dataset, parent, checkpoint, name, exist_ok, force)
-            job = stack.enter_context(new)
-        if job.work is None:
-            return job.run
-        run, (data, device), training = job.run, job.work, job.run.config.training
-        use_precision(device)
-        state = load_or_init_state(run, device, job.is_fresh, processes)
-        ends = None
-        if training.budget is not None:
-            ends = budget_end((1 - state.progress) * training.budget, call.began)
-        sample_tokens = affordable_sample_tokens(run.config, run.vocab_size)
-        run = fit(
-            run,
-            data,
-            state,
-            on_event=call.on_event,
-            take_snapshot=functools.partial(take_snapshot, data, sample_tokens),
-            ends=ends,
-            processes=processes,
-            on_step=on_step if processes.is_main else None,
-        )
-        if not processes.is_main:
-            return run
-        if run.config.codes:
-            # What it computes no longer changes with a notebook.
-            run = open_run(run.name, checkpoint_dir=run.path.parent)
-        if training.budget is not None and state.step < FEW_STEPS:
-            made = "1 step was" if state.step == 1 else f"{state.step} steps were"
-            better = "use a smaller model, a smaller `batch_size` or a longer `budget`"
-            call.on_event(Note(f"only {made} made in {duration(training.budget)}: {better}"))
-        measure_on_whole(run, data, call.on_event)
-        return run
+            request = request or resolve_new(settings, recipe, parent)
+            job = _new_job(call, request, dataset, parent, checkpoint, name, exist_ok, force)
+        if processes.is_main:
+            announce(processes, job)
+        return job.run if job.work is None else _trained(call, job, *job.work, on_step)
 
 
 train.__doc__ = f"""{inspect.cleandoc(train.__doc__ or "")}
@@ -172,12 +141,13 @@ class _Call:
 
     checkpoint_dir: Path
     data_dir: Path
-    verify: bool
     began: float
     """the `time.perf_counter` at which a budget begins"""
     processes: Processes
     on_event: OnEvent
     """the listener of rank 0, which also draws the curve and logs; the others' does nothing"""
+    until_end: contextlib.ExitStack
+    """holds the lock of the run until the call ends"""
 
 
 class Job(NamedTuple):
@@ -192,9 +162,8 @@ class Job(NamedTuple):
 
 @contextlib.contextmanager
 def _opened_call(
-    checkpoint_dir: str | Path,
-    data_dir: str | Path,
-    verify: bool,
+    checkpoint_dir: Path,
+    data_dir: Path,
     log: str | Sequence[str] | None,
     on_event: OnEvent | None,
 ) -> Iterator[_Call]:
@@ -209,21 +178,50 @@ def _opened_call(
             logs = LogListener(CurveDrawer(on_event or ignore), tools)
             listener = stack.enter_context(contextlib.closing(logs))
         stack.enter_context(torch_settings_restored())
-        yield _Call(Path(checkpoint_dir), Path(data_dir), verify, began, processes, listener)
+        yield _Call(checkpoint_dir, data_dir, began, processes, listener, stack)
 
 
-def announce(processes: Processes, job: Job) -> Job:
-    """Tell the other processes what they need to know of a job, and return it."""
+def _trained(
+    call: _Call, job: Job, dataset: Dataset, device: Device, on_step: OnStep | None
+) -> Run:
+    """Train the run of a job to its end, and return it as it is then."""
+    run, processes, training = job.run, call.processes, job.run.config.training
+    use_precision(device)
+    state = load_or_init_state(run, device, job.is_fresh, processes)
+    ends = None
+    if training.budget is not None:
+        ends = budget_end((1 - state.progress) * training.budget, call.began)
+    sample_tokens = affordable_sample_tokens(run.config, run.vocab_size)
+    run = fit(
+        run,
+        dataset,
+        state,
+        on_event=call.on_event,
+        take_snapshot=functools.partial(take_snapshot, dataset, sample_tokens),
+        ends=ends,
+        processes=processes,
+        on_step=on_step if processes.is_main else None,
+    )
+    if not processes.is_main:
+        return run
+    if run.config.codes:
+        # What it computes no longer changes with a notebook.
+        run = open_run(run.name, checkpoint_dir=run.path.parent)
+    measure_on_whole(run, dataset, call.on_event)
+    return run
+
+
+def announce(processes: Processes, job: Job) -> None:
+    """Tell the other processes what they need to know of a job."""
     run = job.run
     for own in run.config.codes:  # the other processes run what they receive
         own.check_call(run.config.arguments_of(own))
     code = [(own.name, own.content().decode()) for own in run.config.codes]
     told = str(run.path), run.content(), code, job.is_fresh, job.work is None
     processes.broadcast_object(told)
-    return job
 
 
-def _joined_job(call: _Call) -> Job:
+def _received_job(call: _Call) -> Job:
     """Wait for the job that rank 0 announces, and return this process's part of it.
 
     Raises AttnlmError if the data set is missing or differs.
@@ -231,14 +229,10 @@ def _joined_job(call: _Call) -> Job:
     path, config, code, is_fresh, is_finished = call.processes.broadcast_object(None)
     for name, content in code:
         allow_call(content.encode(), name)
-    run = run_from_content(Path(path), config)
+    run = run_from_content(Path(path), config, call.data_dir)
     if is_finished:
         return Job(run, None, is_fresh)
-    try:
-        dataset = open_dataset_of(run, call.data_dir, verify=call.verify)
-    except AttnlmError as error:
-        hint = "each machine needs the same data set: copy it from the first one"
-        raise AttnlmError(error.message, hint) from None
+    dataset = run.open_dataset()
     device = choose_device(run.config.training.device, run.config.training.dtype)
     return Job(run, (dataset, device), is_fresh)
 
@@ -255,7 +249,6 @@ def _check_launched(training: TrainingConfig, processes: Processes) -> None:
 # --- A new run ------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
 def _new_job(
     call: _Call,
     request: Request,
@@ -265,54 +258,51 @@ def _new_job(
     name: str | None,
     exist_ok: bool,
     force: bool,
-) -> Iterator[Job]:
-    """Create a run, and yield its job; or yield that of the finished run that `exist_ok` accepts.
+) -> Job:
+    """Create a run and return its job; `parent` is the run to start from, the rest as in `train`.
 
-    `parent` is the run to start from. Other arguments are as in `train`.
+    With `exist_ok`, return the job of the run called `name`, if there is one.
     """
-    existing = None
-    if name is not None:
-        check_name(name)
-        existing = path if (path := call.checkpoint_dir / name).exists() else None
     if checkpoint != "auto" and parent is None:
         raise UsageError(
             "`checkpoint` needs `start_from`: it selects the weights of that run",
             "use both or neither",
         )
     _check_launched(request.config.training, call.processes)
-    if name is not None and not (existing and exist_ok):
-        check_name_is_free(name, call.checkpoint_dir)
-    data = open_dataset(dataset, data_dir=call.data_dir, verify=call.verify)
+    existing = None
+    if name is not None:
+        check_name(name)
+        existing = call.checkpoint_dir / name if exist_ok else None
+        if existing is None or not existing.is_dir():
+            check_name_is_free(name, call.checkpoint_dir)
+            existing = None
+    data = open_dataset(dataset, data_dir=call.data_dir)
     if parent is not None and existing is None:
         check_tokenizer(parent, data)
         check_context(request.config, data, is_fixed=True)
     record = None if parent is None else parent_record(parent, checkpoint)
     if existing is not None:
         run = open_run(existing.name, checkpoint_dir=existing.parent)
-        check_same(run, request, data, record)
-        if not run.is_finished:
-            raise AttnlmError(
-                f"a run called {run.name} exists, but it is not finished",
-                f"resume it: {resume_command(run.path)}",
-            )
-        has_all = "exists, is finished, and has this configuration: nothing to train"
-        call.on_event(Note(f"{run.name} {has_all}"))
-        yield announce(call.processes, Job(run, None, is_fresh=False))
-        return
+        _check_same(run, request, data, record)
+        if run.last.exists():
+            return _taken_job(call, run, data)
+        with run.training_lock():
+            pass  # no other process trains it
+        delete_folder(run.path)  # nothing was saved yet: start again
     leaks = refuse_leaks(request.config, data.vocab_size, force)
     config, device = complete_config(request, data, call.began, call.on_event)
-    with explaining_os_errors(call.checkpoint_dir, ", or name another `checkpoint_dir`"):
-        run = create_run(
-            config,
-            data,
-            parameter_count(config.spec, data.vocab_size),
-            name=name,
-            checkpoint_dir=call.checkpoint_dir,
-            parent=record,
-            leaks=leaks,
-        )
-    with _removing_if_unused(run), run.training_lock():
-        yield announce(call.processes, Job(run, (data, device), is_fresh=True))
+    run = create_run(
+        config,
+        data,
+        parameter_count(config.spec, data.vocab_size),
+        name=name,
+        checkpoint_dir=call.checkpoint_dir,
+        parent=record,
+        leaks=leaks,
+    )
+    call.until_end.enter_context(_removing_if_unused(run))
+    call.until_end.enter_context(run.training_lock())
+    return Job(run, (data, device), is_fresh=True)
 
 
 def refuse_leaks(config: Config, vocab_size: int, force: bool) -> str:
@@ -366,11 +356,13 @@ def check_resume(settings: Mapping[str, Setting], **of_new_runs: object) -> None
             )
 
 
-def open_saved_run(resume: str | Path | Run, checkpoint_dir: str | Path) -> Run:
+def open_saved_run(
+    resume: str | Path | Run, checkpoint_dir: str | Path, data_dir: str | Path
+) -> Run:
     """Open a run as it was last saved. Raises AttnlmError if it was imported."""
     # The run may have been trained further since it was opened.
     where = resume.path.absolute() if isinstance(resume, Run) else resume
-    run = open_run(where, checkpoint_dir=checkpoint_dir)
+    run = open_run(where, checkpoint_dir=checkpoint_dir, data_dir=data_dir)
     if run.imported_from:
         raise AttnlmError(
             f"{run.name} was imported: there is no training to resume",
@@ -379,41 +371,73 @@ def open_saved_run(resume: str | Path | Run, checkpoint_dir: str | Path) -> Run:
     return run
 
 
-@contextlib.contextmanager
+def _taken_job(call: _Call, run: Run, dataset: Dataset) -> Job:
+    """Return the job of a run that has the requested configuration: to resume it, or nothing."""
+    if not run.is_finished:
+        return _resumed_job(call, run, {}, dataset)
+    run.evaluations_until(run.facts(run.last).step)  # raises if some are missing
+    call.on_event(Note(f"{run.name} is finished, and has this configuration: nothing to train"))
+    return Job(run, None, is_fresh=False)
+
+
 def _resumed_job(
-    call: _Call, resume: str | Path | Run, settings: Mapping[str, Setting]
-) -> Iterator[Job]:
-    """Open a run as it was last saved, record the settings that changed, and yield its job."""
-    run = open_saved_run(resume, call.checkpoint_dir)
-    with run.training_lock():
-        saved = run.facts(run.last)
-        config, dataset, device = open_rest(
-            run, saved, settings, call.data_dir, call.verify, call.on_event
-        )
-        _check_launched(config.training, call.processes)
-        with explaining_os_errors(run.path, f", then: {resume_command(run.path)}"):
-            run.discard_after(saved.evaluated_step, saved.step)
-            if config != run.config:
-                run = replace(run, config=config)
-                run.save_config()
-        yield announce(call.processes, Job(run, (dataset, device), is_fresh=False))
+    call: _Call, run: Run, settings: Mapping[str, Setting], dataset: Dataset | None = None
+) -> Job:
+    """Lock a run, record the settings that changed, and return its job.
+
+    Of `dataset`, an open data set with the run's ids, the run records the path if its own is gone.
+    """
+    call.until_end.enter_context(run.training_lock())
+    saved = run.facts(run.last)
+    rest = open_rest(run, saved, settings, dataset, call.on_event)
+    config, dataset, device = rest
+    _check_launched(config.training, call.processes)
+    with explaining_os_errors(run.path, f", then: {resume_command(run.path)}"):
+        run.discard_after(saved.evaluated_step, saved.step)
+        facts = run.dataset
+        if not Path(facts.path).exists():
+            facts = replace(facts, path=str(dataset.path.absolute()))
+        if (config, facts) != (run.config, run.dataset):
+            run = replace(run, config=config, dataset=facts)
+            run.save_config()
+    return Job(run, (dataset, device), is_fresh=False)
 
 
 def open_rest(
     run: Run,
     saved: CheckpointFacts,
     settings: Mapping[str, Setting],
-    data_dir: str | Path,
-    verify: bool,
+    dataset: Dataset | None,
     on_event: OnEvent,
 ) -> tuple[Config, Dataset, Device]:
-    """Return what the run, saved as `saved`, trains with if `settings` change. Writes nothing."""
-    config = _changed_config(run, settings, on_event)
-    device = choose_device(config.training.device, config.training.dtype)
+    """Return what the run, saved as `saved`, trains with if `settings` change. Writes nothing.
+
+    On another device or with another precision, what depends on it is chosen again.
+    """
+    recorded = run.config.settings()
+    is_moved = settings.get("device", recorded["device"]) != recorded["device"]
+    dtype = settings.get("dtype", "auto" if is_moved else recorded["dtype"])
+    device = choose_device(str(settings.get("device", recorded["device"])), str(dtype))
+    computing = {"device": device.name, "dtype": device.dtype}
+    settings = {key: computing.get(key, value) for key, value in settings.items()}
+    if moved := differing_names(computing, recorded):
+        recorded = {k: v for k, v in recorded.items() if k not in _OF_THE_DEVICE}
+        again = ", ".join(f"`{k}`" for k in _OF_THE_DEVICE if k not in settings)
+        other = "device" if "device" in moved else "precision"
+        on_event(Note(f"{again} are chosen again, since the run was trained on another {other}"))
+    changed = {key: settings[key] for key in differing_names(settings, recorded)}
+    for key in sorted(changed.keys() & set(_ROUNDING)):
+        on_event(Note(f"`{key}` differs from the original run; results may differ by rounding"))
+    config = resolve(changed, recorded)
     if "device" not in settings:
         device = replace(device, reason="recorded in the run")
-    dataset = open_dataset_of(run, Path(data_dir), verify=verify)
-    _check_steps(run, saved, config.training.steps, on_event)
+    dataset = dataset or run.open_dataset()
+    steps = config.training.steps
+    more = f"use `steps` {2 * saved.step}, or any total above {saved.step}"
+    if steps is not None and saved.step > steps:
+        raise AttnlmError(f"{run.name} has already made {saved.step} steps", more)
+    if saved.step == saved.evaluated_step == steps:
+        on_event(Note(f"{run.name} is finished; to extend it, {more}"))
     missing = missing_form(config, device, dataset.vocab_size)
     if missing is not None and "compile" not in settings:
         on_event(Note(f"{missing.message}: the modules compute from now on"))
@@ -421,53 +445,13 @@ def open_rest(
     return autotune(config, device, dataset, is_resumed=True), dataset, device
 
 
-def _changed_config(run: Run, settings: Mapping[str, Setting], on_event: OnEvent) -> Config:
-    """Return the run's configuration with `settings`."""
-    recorded = run.config.settings()
-    computing = {key: settings.get(key, recorded[key]) for key in ("device", "dtype")}
-    if computing.keys() & settings.keys():
-        chosen_device = choose_device(str(computing["device"]), str(computing["dtype"]))
-        computing = {"device": chosen_device.name, "dtype": chosen_device.dtype}
-        settings = {k: computing.get(k, v) for k, v in settings.items()}
-    if computing.items() - recorded.items():
-        recorded = {k: v for k, v in recorded.items() if k not in _OF_THE_DEVICE}
-        chosen = ", ".join(f"`{k}`" for k in _OF_THE_DEVICE if k not in settings)
-        other = "device" if computing["device"] != recorded["device"] else "precision"
-        on_event(Note(f"{chosen} are chosen again, since the run was trained on another {other}"))
-    changed = {key: settings[key] for key in differing_names(settings, recorded)}
-    for key in sorted(changed.keys() & set(_ROUNDING)):
-        on_event(Note(f"`{key}` differs from the original run; results may differ by rounding"))
-    return resolve(changed, recorded)
-
-
-def _check_steps(run: Run, saved: CheckpointFacts, steps: int | None, on_event: OnEvent) -> None:
-    """Raise AttnlmError if the run has already made more than `steps` steps."""
-    more = f"use `steps` {2 * saved.step}, or any total above {saved.step}"
-    if steps is None:
-        return
-    if saved.step > steps:
-        raise AttnlmError(f"{run.name} has already made {saved.step} steps", more)
-    planned = run.config.training.steps
-    if planned is not None and steps < planned:
-        on_event(Note(f"{run.name} was planned for {planned:,} steps; it now ends after {steps:,}"))
-    if saved.step == saved.evaluated_step == steps:
-        on_event(Note(f"{run.name} is finished; to extend it, {more}"))
-
-
-def check_same(
-    run: Run,
-    request: Request,
-    dataset: Dataset,
-    parent: ParentRecord | None,
-    ignored: Set[str] = frozenset(),
-) -> None:
+def _check_same(run: Run, request: Request, dataset: Dataset, parent: ParentRecord | None) -> None:
     """Raise AttnlmError if a run has other settings, data or initial weights than requested.
 
-    Settings that a run chooses at its start, or with a budget in its course, may differ, and those
-    that are `ignored`.
+    Settings that a run chooses at its start, or with a budget in its course, may differ.
     """
     recorded = run.config.settings()
-    configs, chosen = [request.config], {*ignored}
+    configs, chosen = [request.config], set[str]()
     if request.config.training.budget is not None:
         chosen.add("warmup")
     if len(request.sizes) > 1:

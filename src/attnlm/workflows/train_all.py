@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
-from attnlm.base.atomic_folders import delete_folder
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent
 from attnlm.base.own_code import own_traceback
 from attnlm.base.setting_fields import Settings
-from attnlm.config.settings import resolve, resolve_new
+from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset
 from attnlm.model.own_parts import OwnOutputError
 from attnlm.runs.run import Run, open_run
 from attnlm.training.recorded import NotAsRecordedError
 from attnlm.training.step import StepNotFiniteError
-from attnlm.workflows.train import check_same, train
+from attnlm.workflows.train import train
 
 _CHOSEN_BY_A_CLOCK = {"budget", "steps", "warmup", "eval_every", "eval_tokens"}
 
@@ -33,39 +31,26 @@ def train_all(
 
     A finished run of this name and these settings is taken, and an unfinished one is resumed. How
     long a run took within a budget, and what its clock chose, may differ. A Note with `title`, if
-    given, and the seed comes before each run. Raises AttnlmError as `train` does, and for a run of
-    other settings or data.
+    given, and the seed comes before each run. Raises AttnlmError as `train` does.
     """
     runs = {}
     for name, settings in trainings.items():
         if title:
             on_event(Note(f"{title}, seed {settings['seed']}"))
-        runs[name] = _train_or_take(folder / name, settings, dataset, on_event)
+        if (folder / name).is_dir():
+            recorded = open_run(name, checkpoint_dir=folder).config.settings()
+            if "budget" in recorded:
+                settings = {k: v for k, v in settings.items() if k not in _CHOSEN_BY_A_CLOCK}
+                settings["budget"] = recorded["budget"]
+        runs[name] = train(
+            dataset,
+            recipe=settings,
+            name=name,
+            exist_ok=True,
+            checkpoint_dir=folder,
+            on_event=on_event,
+        )
     return runs
-
-
-def _train_or_take(path: Path, settings: Settings, dataset: Dataset, on_event: OnEvent) -> Run:
-    if path.is_dir():
-        run = open_run(path.name, checkpoint_dir=path.parent)
-        timed = run.config.training.budget is not None
-        ignored = _CHOSEN_BY_A_CLOCK if timed else frozenset[str]()
-        check_same(run, resolve_new({}, settings), dataset, None, ignored)
-        if run.last.exists():
-            if run.is_finished:
-                run.evaluations_until(run.facts(run.last).step)  # raises if some are missing
-                on_event(Note(f"{run.name} is done"))
-                return run
-            if not Path(run.dataset.path).exists():  # the data set was moved
-                with run.training_lock():
-                    moved = replace(run.dataset, path=str(dataset.path.absolute()))
-                    replace(run, dataset=moved).save_config()
-            return train(resume=path, on_event=on_event)
-        with run.training_lock():
-            pass  # no other process trains it
-        delete_folder(path)  # nothing was saved yet: start again
-    return train(
-        dataset, recipe=settings, name=path.name, checkpoint_dir=path.parent, on_event=on_event
-    )
 
 
 def reason_of_failure(error: Exception, settings: Settings) -> str:
