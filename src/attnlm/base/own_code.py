@@ -223,6 +223,13 @@ def _run_file(path: Path, content: bytes, sha256: str) -> ModuleType:
             f"{path.name} needs the module {error.name}, which is not installed",
             "install it, then try again",
         ) from None
+    except ImportError as error:
+        if "relative import" not in str(error):
+            raise
+        raise AttnlmError(
+            f"{path.name} imports another file of its package: a run keeps one file",
+            f"move what it needs from that file into {path.name}",
+        ) from None
     finally:
         _RUNNING.pop()
     return module

@@ -170,6 +170,7 @@ def _connect() -> Processes:
     """
     import torch
     import torch.distributed as dist
+    from torch.distributed.rendezvous import rendezvous
 
     end_with_launcher()
     backend = "gloo"
@@ -179,7 +180,7 @@ def _connect() -> Processes:
     flush_subnormals()  # the threads that sum gradients start here
     try:
         with _ended_by_signals():
-            store, rank, count = next(dist.rendezvous("env://", timeout=_TIME_TO_JOIN))
+            store, rank, count = next(rendezvous("env://", timeout=_TIME_TO_JOIN))
             store.set(f"attnlm/{rank}", b"")
             store.wait([f"attnlm/{other}" for other in range(count)], _TIME_TO_JOIN)
             dist.init_process_group(
