@@ -25,7 +25,7 @@ from attnlm.runs.run import Checkpoint, Result
 from attnlm.see.heads import HeadReport
 from attnlm.see.model_page import Exported
 from attnlm.see.pictures import Grid, HeatMaps
-from attnlm.see.trace import Step
+from attnlm.see.trace import Operation
 from attnlm.see.verdicts import Pair
 
 _FOLDER = Path(__file__).parent
@@ -39,10 +39,10 @@ _RETURNED = (
     HeadReport,
     HeatMaps,
     LadderPlan,
+    Operation,
     Pair,
     Result,
     Snapshot,
-    Step,
 )
 """Classes without a public name of which public functions return objects."""
 _INTERNAL = {

@@ -25,6 +25,9 @@ def main() -> NoReturn:
         os.environ["GOMP_SPINCOUNT"] = "10000"
     os.environ["PYTHONSAFEPATH"] = "1"  # no child process imports from the current folder
 
+    from attnlm.compute.processes import end_with_launcher
+
+    end_with_launcher()
     from attnlm.cli.app import run_command
     from attnlm.cli.exits import run_and_exit
 

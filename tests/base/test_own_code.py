@@ -137,11 +137,13 @@ def test_a_list_that_cannot_be_written_is_left_alone(
     [
         ("import beside\n", "imports beside, a file next to it: a run keeps one file"),
         ("from inside import x\n", "imports inside, a file next to it"),
+        ("from .beside import x\n", "imports another file of its package: a run keeps one file"),
         ("import absent.part\n", "needs the module absent, which is not installed"),
         ("", "mine.py has no class or function called f"),
         ("f = 3\n", "mine.py has no class or function called f"),
     ],
 )
+@pytest.mark.filterwarnings("ignore::ImportWarning")
 def test_a_file_that_cannot_be_used_gets_one_line(file: Path, content: str, says: str) -> None:
     file.with_name("beside.py").write_text("x = 1")
     file.with_name("inside").mkdir()

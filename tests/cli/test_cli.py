@@ -68,7 +68,7 @@ def test_every_rung_from_text_to_text(rung: str, project: Path) -> None:
 
     measured = json.loads(command("eval", facts["run"], "--json", cwd=project).stdout)
     assert measured["val_loss"] == pytest.approx(facts["val_loss"], rel=1e-5)
-    assert measured["tokens"] == VAL - 1
+    assert measured["evaluated_tokens"] == VAL - 1
 
     sampled = command("sample", "--tokens", "30", "--seed", "3", cwd=project)
     assert len(sampled.stdout) == 30
@@ -368,11 +368,10 @@ def test_sampling_prints_text_and_nothing_else(project: Path) -> None:
 def test_json_of_samples_has_each_text_and_its_checkpoint(project: Path) -> None:
     flags = ["small", "--tokens", "9", "--seed", "2", "--json"]
     facts = json.loads(command("sample", *flags, cwd=project).stdout)
-    assert len(facts["text"]) == 9 and facts["tokens"] == 9 and facts["seed"] == 2
+    assert len(facts["texts"][0]) == facts["generated_tokens"] == 9 and facts["seed"] == 2
     assert facts["checkpoint"] == "best" and facts["step"] > 0
     several = json.loads(command("sample", *flags, "--num-samples", "3", cwd=project).stdout)
-    assert several["texts"][0] == several["text"] == facts["text"]
-    assert facts["texts"] == [facts["text"]] and several["tokens"] == 27
+    assert several["texts"][:1] == facts["texts"] and several["generated_tokens"] == 27
     assert len(set(several["texts"])) == 3 and {len(text) for text in several["texts"]} == {9}
 
 
@@ -380,8 +379,6 @@ def test_a_conversation_ends_with_bye_or_the_end_of_input(project: Path) -> None
     flags = ["sample", "small", "-i", "--tokens", "5", "--seed", "1"]
     bye = command(*flags, cwd=project, stdin="the dog\n/bye\nnever read\n")
     assert len(bye.stdout) == 6
-    for end in ("quit", "exit", "/quit"):
-        assert command(*flags, cwd=project, stdin=f"the dog\n{end}\nfox\n").stdout == bye.stdout
     ended = command(*flags, cwd=project, stdin="the dog\nÜ\nfox\n")
     assert len(ended.stdout) == 12
     assert "lacks 'Ü'" in ended.stderr

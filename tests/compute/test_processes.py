@@ -161,6 +161,28 @@ def test_all_processes_end_when_one_is_killed(rank: int, training: Training) -> 
     assert run.metrics()[-1]["step"] == step + 1
 
 
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_no_process_outlives_a_launcher_that_was_killed(has_begun: bool, project: Path) -> None:
+    """Before the first evaluation, the processes have not yet looked for each other."""
+    if not Path("/proc/self/task").exists():
+        pytest.skip("the ranks of processes are read from /proc")
+    name = f"killed-{has_begun}"
+    metrics = project / "checkpoints" / name / "metrics.jsonl"
+    ranks: dict[int, int] = {}
+
+    def may_be_killed() -> bool:
+        ranks.update(processes.processes_of_ranks(process.pid))
+        return len(ranks) == 2 and has_begun <= metrics.exists()
+
+    def all_have_ended() -> bool:
+        return not any(Path(f"/proc/{rank}").exists() for rank in ranks.values())
+
+    with processes.started(*ATTNLM, *TRAIN, "--name", name, cwd=project) as process:
+        processes.wait_until(may_be_killed)
+        process.kill()
+        processes.wait_until(all_have_ended, 30)
+
+
 @pytest.mark.parametrize("way", ["option", "recipe", "resume"])
 def test_nothing_in_the_current_folder_is_imported_and_the_error_is_one_line(
     way: str, project: Path, whole: Path, tmp_path: Path

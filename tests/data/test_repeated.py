@@ -106,6 +106,17 @@ def test_copies_of_documents_are_counted_in_both_splits(here: Path) -> None:
     )
 
 
+def test_blanks_at_the_ends_and_kinds_of_line_ends_make_no_other_document(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies = ["a b\n\nc", " \n a b\n\nc", "a b\r\n\r\nc \r\n", "a b\r\rc\r"]
+    others = ["ab\n\nc", "a b\nc", "a  b\n\nc"]
+    (here / "t.jsonl").write_bytes(json_lines([*copies, *others]))
+    assert "3 of 7 documents are copies of others" in notes_of("t.jsonl")[1]
+    monkeypatch.setattr(spool, "BLOCK", 1)
+    assert "3 of 7 documents are copies of others" in notes_of("t.jsonl", force=True)[1]
+
+
 def test_lines_that_a_validation_file_shares_are_counted(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -320,8 +320,8 @@ def test_the_command_ends_texts_and_counts_like_the_library(project: Path) -> No
     assert command(*flags, "--stop", "@@", "--stop", stop, cwd=project).stdout == shown
     for more in ((), ("--show-probs",), ("--num-samples", "2")):
         found = json.loads(command(*flags, "--stop", stop, "--json", *more, cwd=project).stdout)
-        assert found["text"] == shown
-        assert "--num-samples" in more or found["tokens"] == len(shown + stop)
+        assert found["texts"][0] == shown
+        assert "--num-samples" in more or found["generated_tokens"] == len(shown + stop)
 
 
 # --- Probabilities that are shown -----------------------------------------------------------------
@@ -374,10 +374,10 @@ def test_bytes_make_whole_characters_as_in_the_stream() -> None:
 def test_lines_and_numbers_are_those_of_the_json(trained: Path) -> None:
     flags = ["sample", "multi-head", "--tokens", "20", "--seed", "3", "--prompt", "the"]
     facts = json.loads(command(*flags, "--show-probs", "--json", cwd=trained).stdout)
-    assert facts["text"] == command(*flags, cwd=trained).stdout
-    assert "the" + "".join(c["token"] for c in facts["choices"]) == facts["text"]
+    assert facts["texts"][0] == command(*flags, cwd=trained).stdout
+    assert "the" + "".join(c["token"] for c in facts["choices"]) == facts["texts"][0]
     lines = command(*flags, "--show-probs", cwd=trained).stdout.splitlines()
-    assert len(lines) == facts["tokens"] == 20
+    assert len(lines) == facts["generated_tokens"] == 20
     for line, choice in zip(lines, facts["choices"], strict=True):
         token, probability, others = line.split("\t")
         shown = {" ": "␣", "\n": "⏎"}.get(choice["token"], choice["token"])
@@ -393,7 +393,7 @@ def test_a_text_does_not_command_a_terminal(tmp_path: Path) -> None:
     flags = ["--steps", "1", "--block-size", "4", "--embed-dim", "8", "--heads", "1"]
     command("train", *flags, "--model", "transformer", cwd=tmp_path)
     sample = ["sample", "--prompt", text, "--tokens", "200", "--seed", "1"]
-    said = json.loads(command(*sample, "--json", cwd=tmp_path).stdout)["text"]
+    said = json.loads(command(*sample, "--json", cwd=tmp_path).stdout)["texts"][0]
     assert said.startswith(text) and "\x1b" in said[len(text) :] and "\x9b" in said[len(text) :]
     shown = on_a_terminal(*sample, cwd=tmp_path)
     assert shown.startswith("\\x1b]0;title\\x07 \\x9b31m\\x08\\u202e\\ufeff\r\n\t.")

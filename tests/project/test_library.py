@@ -268,12 +268,10 @@ def test_heads_traces_and_reports_are_what_the_commands_show(
     flags = ("multi-head", "--windows", "3", "--ablate")
     assert isinstance(found, attnlm.HeadsReport) and len(found.heads) == 2
     assert f"{found}\n" == command("heads", *flags, cwd=trained).stdout
-    assert repr(found) == "<HeadsReport of 'multi-head': 2 heads>"
+    assert repr(found) == "<HeadsReport of 'multi-head'>"
     traced = attnlm.trace("the fox", "multi-head")
     assert isinstance(traced, attnlm.Trace)
     assert f"{traced}\n" == command("trace", "the fox", "multi-head", cwd=trained).stdout
-    code = command("trace", "the fox", "multi-head", "--as-code", cwd=trained).stdout
-    assert traced.as_code() == code
     gathered = attnlm.report("multi-head", text="the fox", **about)
     assert isinstance(gathered, attnlm.Report) and len(repr(gathered)) < 200
     page = gathered.write_page(tmp_path / "ours.html")

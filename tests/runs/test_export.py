@@ -170,8 +170,8 @@ def test_the_command_and_its_card(dataset: Dataset, tmp_path: Path) -> None:
     run = random_run("gpt2", dataset, tmp_path / "checkpoints")
     done = command("export", "out", "--json", cwd=tmp_path)
     assert json.loads(done.stdout) == {
-        "path": "out",
-        "class": "GPT2LMHeadModel",
+        "output": "out",
+        "form": "GPT2LMHeadModel",
         "checkpoint": "best",
         "parameters": run.parameters,
     }

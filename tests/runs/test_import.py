@@ -236,7 +236,7 @@ def test_every_command_reads_imported_runs_or_explains_why_not(
     fails("eval", **lacks, hints="--data")
     reported = command("report", cwd=tmp_path)
     assert reported.stdout == "checkpoints/theirs/report.html\n"
-    assert "theirs: it was imported, so the page shows no training" in reported.stderr
+    assert ": it was imported, so the page shows no training" in reported.stderr
     facts = json.loads(command("report", "--text", text, "--json", cwd=tmp_path).stdout)
     assert facts["imported_from"] == str(folder) and facts["val_loss"] is None
     assert facts["commands"][0] == f"attnlm import {folder} --name theirs"

@@ -106,7 +106,7 @@ def test_an_attention_without_softmax_trains_and_has_no_maps(
         with pytest.raises(AttnlmError, match="no attention weights"):
             call()
     found = report(run)
-    assert found.heads is None and "no attention weights" in found.heads_over
+    assert found.heads is None and "no attention weights" in found.not_measured
     assert found.page().startswith(b"<!doctype html>")
 
 

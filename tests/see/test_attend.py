@@ -46,17 +46,6 @@ def test_a_line_of_text_for_each_head_and_token_also_on_a_terminal(trained: Path
     assert all(line in on_terminal for line in lines)
 
 
-def test_long_texts_are_cut_to_their_last_tokens_with_a_note(trained: Path) -> None:
-    run = open_run("multi-head", checkpoint_dir=trained / "checkpoints")
-    notes: list[object] = []
-    fitting = (TEXT * 40)[-16:]
-    attention = attend(TEXT * 40, run, on_event=notes.append)
-    assert "".join(attention.tokens) == fitting
-    np.testing.assert_array_equal(attention.weights, attend(fitting, run).weights)
-    (note,) = notes
-    assert "the last 16" in str(note)
-
-
 def test_invisible_characters_are_shown() -> None:
     assert visible("a b\n\x00é日\u200b") == "a␣b⏎\\x00é日\\u200b"
 

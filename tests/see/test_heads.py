@@ -129,7 +129,7 @@ def test_ablation_measures_the_loss_without_a_head(name: str, trained: Path) -> 
     parameters = dict(model.named_parameters())
     if name == "average":
         assert last.name == "uniform" and last.scores == pytest.approx(report.chance)
-        assert report.repeated == 8 and report.has_text
+        assert "(induction: 8 random tokens" in report.measured_on
         # Without its only head the logits are the bias alone.
         bias = parameters["head.bias"].detach()
         targets = torch.from_numpy(np.asarray(whole[1:]).astype(np.int64))
@@ -144,15 +144,17 @@ def test_ablation_measures_the_loss_without_a_head(name: str, trained: Path) -> 
 
 def test_heads_prints_a_line_for_each_head(trained: Path) -> None:
     flags = ("heads", "multi-head", "--windows", 3, "--ablate")
-    *titles, last, first, second, _ = command(*flags, cwd=trained).stdout.splitlines()
-    assert last.split()[:4] == ["layer", "head", "name", "token"]
-    stacked = [word for line in (*titles, last[17:]) for word in line.split()]
-    words = [word for pattern in PATTERNS for word in pattern.split("-")] + ["loss", "change"]
-    assert sorted(stacked) == sorted(words)
+    done = command(*flags, cwd=trained)
+    titles, first, second, _ = done.stdout.splitlines()
+    assert titles.split()[:5] == ["layer", "head", "name", "previous", "same"]
+    windows = (open_run(trained / "checkpoints" / "multi-head").dataset.val_tokens - 1) // 16
+    assert f"measured over 3 of {windows} windows of 16 tokens" in done.stderr
     facts = json.loads(command(*flags, "--json", cwd=trained).stdout)
     assert facts["windows"] == 3 and [head["head"] for head in facts["heads"]] == [1, 2]
     for line, head in zip((first, second), facts["heads"], strict=True):
         assert line.split()[-1] == f"{head['loss_change']:+z.4f}" and head["name"] in line
+    whole = command(*flags[:3], windows, cwd=trained).stderr
+    assert f"measured over all {windows} windows of 16 tokens" in whole
 
 
 @pytest.mark.parametrize("change", [None, -1.5])
@@ -163,21 +165,8 @@ def test_the_table_of_heads_fits_80_columns(change: float | None, trained: Path)
         for head, name in enumerate((*PATTERNS, "mixed"), 98)
     ]
     lines = str(replace(report, heads=named)).splitlines()
-    assert len(lines) == 3 + len(named) + 1 and max(map(len, lines)) <= 80
-    assert len({len(line) for line in lines[3:-1]}) == 1
-    assert lines[-2].split()[:3] == ["100", "105", "mixed"]
-
-
-def test_a_partial_loss_states_its_part_of_the_split(trained: Path) -> None:
-    run = open_run(trained / "checkpoints" / "multi-head")
-    windows = (run.dataset.val_tokens - 1) // 16
-    flags = ("heads", "multi-head", "--ablate", "--windows")
-    part = command(*flags, 3, cwd=trained).stderr
-    assert f"measured over 3 of {windows} windows of 16 tokens" in part
-    assert f"loss over these windows (--windows {windows} uses all), with all heads: " in part
-    whole = command(*flags, windows, cwd=trained).stderr
-    assert f"measured over all {windows} windows of 16 tokens" in whole
-    assert "loss over these windows, with all heads: " in whole
+    assert len(lines) == 1 + len(named) + 1 and len({len(line) for line in lines[:-1]}) == 1
+    assert len(lines[0]) <= 80 and lines[-2].split()[:3] == ["100", "105", "mixed"]
 
 
 def test_a_text_in_place_of_a_data_set_that_is_gone(trained: Path, tmp_path: Path) -> None:
@@ -199,7 +188,8 @@ def test_scores_over_training_are_shown_as_heat_maps(trained: Path) -> None:
     flags = ("heads", "tied", "--over-training")
     run = open_run(trained / "checkpoints" / "tied")
     found = heads_over_training(run)
-    assert json.loads(command(*flags, "--json", cwd=trained).stdout) == found.facts()
+    facts = {**found.facts(), "run": "checkpoints/tied"}
+    assert json.loads(command(*flags, "--json", cwd=trained).stdout) == facts
     evaluated = [record["step"] for record in run.metrics()]
     assert found.steps == sorted({*evaluated, 1, 10}) and len(evaluated) == 11
     shown = command(*flags, cwd=trained).stdout
@@ -243,7 +233,8 @@ def built_by_hand(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) ->
 def test_scores_identify_exactly_the_built_heads(has_text: bool, built: Run) -> None:
     run = built if has_text else replace(built, imported_from="elsewhere")
     report = attnlm.heads(run, windows=8, device="cpu")
-    assert report.has_text == has_text and report.repeated == min(CONTEXT // 2, run.vocab_size)
+    random = f"{min(CONTEXT // 2, run.vocab_size)} random tokens, repeated once"
+    assert random in report.measured_on and ("tokens (" in report.measured_on) == has_text
     for head in report.heads:
         wanted = NAMES.get((head.layer, head.head), "uniform")
         assert head.name == wanted
@@ -327,7 +318,7 @@ def test_an_imported_run_needs_no_text(built: Run) -> None:
     with pytest.raises(AttnlmError, match="no text to measure a loss on"):
         attnlm.heads(imported, ablate=True)
     tiny: Any = replace(built.config, spec=replace(parts_of(built.config), block_size=1))
-    with pytest.raises(see.TooShortError, match="too short"):
+    with pytest.raises(AttnlmError, match="too short"):
         attnlm.heads(replace(imported, config=tiny))
 
 

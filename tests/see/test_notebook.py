@@ -70,7 +70,7 @@ def test_a_run_gives_its_model(trained: Path) -> None:
     model = attnlm.load_model(run, device="cpu")[0]
     assert not model.training and {p.device.type for p in model.parameters()} == {"cpu"}
     attention = attnlm.attend("the dog", run, checkpoint="last")
-    assert repr(attention) == "<Attention of 'transformer': 2 × 2 heads over 7 tokens>"
+    assert repr(attention) == "<Attention of 'transformer'>"
 
 
 def test_evaluations_are_printed_as_lines_without_a_terminal(

@@ -31,8 +31,9 @@ def test_pages_run_or_import_each_script_and_nothing_else() -> None:
 def test_no_text_on_a_page_controls_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     templates = jinja2.DictLoader({"one.html": "<p>{{ name }}</p>{{ data }}"})
     monkeypatch.setattr("jinja2.PackageLoader", lambda *_: templates)
-    content = page.render("one.html", name="a\x1b\x9b\u202e<\nb", data="\x1b\x9b<é")
-    assert content.decode() == ('<p>a\\x1b\\x9b\\u202e&lt;\nb</p>"\\u001b\\u009b\\u003cé"')
+    said = {"said": "\x1b\x9b<é"}
+    content = page.render("one.html", script="", data=said, name="a\x1b\x9b\u202e<\nb").decode()
+    assert content == '<p>a\\x1b\\x9b\\u202e&lt;\nb</p>{"said":"\\u001b\\u009b\\u003cé"}'
 
 
 def test_pages_add_one_global_name(open_page: Any) -> None:

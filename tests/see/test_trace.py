@@ -16,7 +16,7 @@ from attnlm import export, load_model, open_run
 from attnlm.base.errors import AttnlmError
 from attnlm.model.architecture import RUNGS
 from attnlm.see.script_export import as_script, specialise_textbook
-from attnlm.see.trace import trace, trace_lines
+from attnlm.see.trace import trace
 from tests.kit import command, quick_run
 from tests.models import CHANGES, VARIANTS, small_model, some_ids
 from tests.tolerances import assert_near
@@ -43,21 +43,21 @@ def test_steps_and_script_give_the_models_logits(name: str, trained: Path, capsy
     assert len(likeliest) == 5 and float(likeliest[0].split()[0]) == pytest.approx(best, abs=1e-4)
 
     traced = trace(TEXT, run)
-    steps = {step.name: step for step in traced.steps}
+    steps = {step.name: step for step in traced.operations}
     assert_near(steps["logits"].values, logits)
     assert steps["tokens"].values.tolist() == run.tokenizer.encode(TEXT)
-    for step in traced.steps:
+    for step in traced.operations:
         sizes = dict(zip(step.axes.split(), step.values.shape, strict=False))
         assert sizes["T"] == len(TEXT) and sizes.get("V", run.vocab_size) == run.vocab_size
-    attending = [step for step in traced.steps if step.name.endswith("softmax")]
+    attending = [step for step in traced.operations if step.name.endswith("softmax")]
     layers = {"bigram": 0, "transformer": 2, "tied": 2}.get(name, 1)
     assert len(attending) == layers
     for softmax in attending:
         masked = steps[softmax.name.replace("softmax", "mask")].values
         torch.testing.assert_close(torch.softmax(masked, -1), softmax.values)
     assert sum(p for _, p in traced.next) <= 1 + 1e-6
-    words = "\n".join(trace_lines(traced))
-    assert all(f". {step.name}  (" in words for step in traced.steps)
+    words = str(traced)
+    assert all(f". {step.name}  (" in words for step in traced.operations)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -94,24 +94,24 @@ def test_trace_prints_steps_or_json(trained: Path) -> None:
     assert re.search(evaluated, shown.stderr)
     facts = json.loads(command("trace", "the", "bigram", "--json", cwd=trained).stdout)
     assert facts["tokens"] == ["t", "h", "e"] and facts["model"] == "bigram"
-    assert [step["name"] for step in facts["steps"]] == ["tokens", "logits", "probabilities"]
+    assert [step["name"] for step in facts["operations"]] == ["tokens", "logits", "probabilities"]
     text = command("trace", "the", "average", "--json", cwd=trained).stdout
     assert "Infinity" not in text and "NaN" not in text
-    masks = [step["values"] for step in json.loads(text)["steps"] if step["name"] == "mask"]
+    masks = [step["values"] for step in json.loads(text)["operations"] if step["name"] == "mask"]
     assert masks == [[[[0, None, None], [0, 0, None], [0, 0, 0]]]]
 
 
 def test_zero_after_rounding_has_no_sign(trained: Path) -> None:
     traced = trace("the", open_run(trained / "checkpoints" / "average"))
-    tiny = [replace(step, values=torch.full_like(step.values, -1e-6)) for step in traced.steps]
-    words = "\n".join(trace_lines(replace(traced, steps=tiny)))
+    tiny = [replace(step, values=torch.full_like(step.values, -1e-6)) for step in traced.operations]
+    words = str(replace(traced, operations=tiny))
     assert " 0.000" in words and "-0.000" not in words
 
 
 @pytest.mark.parametrize("head", [1, 2])
 def test_a_head_is_chosen_and_named(head: int, trained: Path) -> None:
     traced = trace(TEXT, open_run(trained / "checkpoints" / "multi-head"))
-    query = next(step.values for step in traced.steps if step.name == "q")
+    query = next(step.values for step in traced.operations if step.name == "q")
     words = command("trace", TEXT, "multi-head", "--head", head, cwd=trained).stdout
     assert f"   head {head} of 2, ⏎: {query[head - 1, -1, 0].item():z7.3f}" in words
 
@@ -120,9 +120,9 @@ def test_a_head_is_shown_with_the_keys_that_it_shares(trained: Path, tmp_path: P
     model = "llama:heads=4:kv_heads=2:embed_dim=16:layers=1"
     run = quick_run(trained / "data" / "foxes", model, checkpoint_dir=tmp_path)
     traced = trace(TEXT, run)
-    shapes = {step.name.split()[-1]: step.values for step in traced.steps}
+    shapes = {step.name.split()[-1]: step.values for step in traced.operations}
     assert len(shapes["q"]) == 4
-    words = list(trace_lines(traced, head=3))
+    words = list(traced.lines(3))
     keys = shapes["k"][2 * len(shapes["k"]) // 4, -1, 0].item()
     after = words[next(i for i, line in enumerate(words) if " k  " in line) + 2]
     assert after.startswith(f"   head 3 of 4, ⏎: {keys:z7.3f}")

@@ -167,9 +167,15 @@ def test_right_code_has_no_problem(code: Path, name: str, settings: dict[str, An
 @pytest.mark.parametrize(
     ("name", "where", "text", "remedy", "is_fatal"),
     [
-        ("Axis", "causality", "when the later token", "softmax(dim=-1)", True),
-        ("NoMask", "causality", "when the later token", "mask the scores before the softmax", True),
-        ("Late", "causality", "when the later token", "mask the scores before the softmax", True),
+        ("Axis", "causality", "when the later tokens", "softmax(dim=-1)", True),
+        (
+            "NoMask",
+            "causality",
+            "when the later tokens",
+            "mask the scores before the softmax",
+            True,
+        ),
+        ("Late", "causality", "when the later tokens", "mask the scores before the softmax", True),
         ("OneHead", "maps", "1 layer × 1 heads", "the model has `heads` 4", False),
         ("NotFinite", "numbers", "blocks.0.attention.module.softmax", "all -inf", True),
         ("Unused", "gradients", "6 of 8", "attention.module.spare.weight", False),
@@ -185,9 +191,9 @@ def test_a_mistake_is_caught_or_shown(
     finding = findings[where]
     assert text in finding.text and remedy in finding.remedy, finding
     assert finding.is_fatal is is_fatal
-    if "the later token" in text:  # the change in the other token is named too
+    if "the later tokens" in text:  # the first of them is named too
         words = finding.text.split()
-        assert 1 <= int(words[words.index("token") + 1]) < int(words[-2]) <= 8
+        assert 1 <= int(words[words.index("token") + 1]) < int(words[-3]) <= 8
     others = {"NotFinite": {"causality", "gradients", "batch", "evaluation", "loss at start"}}
     others |= {"Axis": {"maps"}, "Late": {"maps"}, "NoMask": {"maps"}}
     others |= {"Noise": {"batch", "gradients"}}
@@ -218,6 +224,12 @@ def test_the_command_shows_findings_and_fails_if_training_would(code: Path, tmp_
     assert not list(tmp_path.iterdir())
 
 
+def test_a_file_with_one_class_needs_no_name(tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "examples" / "linear_attention.py"
+    done = command("check", example, "--embed-dim", 8, "--heads", 2, cwd=tmp_path)
+    assert "LinearAttention" in done.stdout
+
+
 # --- Training what is not causal ------------------------------------------------------------------
 
 TRAIN = [f"--{n.replace('_', '-')}={v}" for n, v in own_code.SMALL.items()]
@@ -233,7 +245,7 @@ def test_a_model_that_looks_ahead_is_trained_only_by_force(code: Path, project: 
     done = command(*about, "--force", cwd=project)
     assert NOT_COMPARABLE in done.stderr
     run = attnlm.open_run(project / "checkpoints/ahead")
-    assert "when the later token" in run.leaks
+    assert "when the later tokens" in run.leaks
     assert NOT_COMPARABLE in str(run.checkpoint("best"))
     entry = run_entry(run.path)
     assert entry is not None and entry.leaks == run.leaks

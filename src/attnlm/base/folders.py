@@ -20,7 +20,7 @@ from attnlm.base.atomic_folders import finish_exchanges
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent
 from attnlm.base.formatting import listed
-from attnlm.base.suggestions import similar_name
+from attnlm.base.suggestions import suggestion
 
 LATEST = "latest"
 # Read once: notebooks and scheduled jobs set them before they start Python.
@@ -120,7 +120,7 @@ def find_folder(name: str | Path | None, root: Path, *, kind: str) -> Path:
     hint = how_to_make(kind, root)
     if names := folder_names(root, kind):
         verb = "are" if len(names) > 1 else "is"
-        hint = similar_name(str(name), names, f"there {verb} {listed(names)}")
+        hint = suggestion(str(name), names, f"there {verb} {listed(names)}")
     raise AttnlmError(f"{kind} {str(name)!r} not found in {root}", hint)
 
 

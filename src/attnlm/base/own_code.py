@@ -164,10 +164,16 @@ def accept_code(path: str | Path) -> None:
 def named_code(text: str) -> OwnCode:
     """Return the code that the user named, as in `mine.py:Temperature`, with a path to the file.
 
-    Raises UsageError if the text does not name code, AttnlmError if the file can't be read.
+    The name may be left out if the file has a single class. Raises UsageError if the text does not
+    name code, AttnlmError if the file can't be read.
     """
-    file, colon, name = text.rpartition(":")
-    if not colon or not file.endswith(".py") or not name.isidentifier():
+    file, _, name = text.rpartition(":")
+    if text.endswith(".py") and (path := Path(text).expanduser()).is_file():
+        with contextlib.suppress(SyntaxError):
+            parsed = ast.parse(files.read_bytes(path))
+            classes = [node.name for node in parsed.body if isinstance(node, ast.ClassDef)]
+            file, name = text, classes[0] if len(classes) == 1 else ""
+    if not file.endswith(".py") or not name.isidentifier():
         raise UsageError(f"{text!r} does not name code", "write FILE.py:NAME, as in mine.py:MyHead")
     path = Path(file).expanduser().absolute()
     if not path.is_file():
@@ -215,6 +221,13 @@ def _run_file(path: Path, content: bytes, sha256: str) -> ModuleType:
         raise AttnlmError(
             f"{path.name} needs the module {error.name}, which is not installed",
             "install it, then try again",
+        ) from None
+    except ImportError as error:
+        if "relative import" not in str(error):
+            raise
+        raise AttnlmError(
+            f"{path.name} imports another file of its package: a run keeps one file",
+            f"move what it needs from that file into {path.name}",
         ) from None
     finally:
         _RUNNING.pop()

@@ -150,7 +150,9 @@ def _explained(error: BaseException) -> tuple[int, str, str]:
         traceback.print_exception(error)
     name = type(error).__name__
     if ran := files_that_ran():  # as when own code disables gradients
-        hint = "look for a mistake with attnlm check; ATTNLM_DEBUG=1 shows where the error arose"
+        hint = "ATTNLM_DEBUG=1 shows where the error arose"
+        if sys.argv[1:2] != ["check"]:
+            hint = f"look for a mistake with attnlm check; {hint}"
         return 1, f"{name} with the code of {', '.join(ran)}: {text}", hint
     return (
         70,

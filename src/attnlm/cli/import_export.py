@@ -93,8 +93,8 @@ def export(
     form = exported.form
     console.say(f"{shown}: {form}, {parameters:,} parameters" if opened else form)
     facts = {
-        "path": str(exported.path),
-        {"hf": "class", "html": "page"}[to]: form,
+        "output": str(exported.path),
+        "form": exported.form,
         "checkpoint": exported.checkpoint,
         "parameters": parameters,
     }
@@ -144,6 +144,6 @@ def import_(
         f"{run.name}: {spec.name}, {run.parameters:,} parameters: {parts_in_words(spec)}; "
         f"{run.vocab_size:,} ids ({run.tokenizer.name})"
     )
-    facts = {"path": str(run.path), "model": spec.name, "parameters": run.parameters}
+    facts = {"run": str(run.path), "model": spec.name, "parameters": run.parameters}
     console.print_result_or_json(str(run.path), facts, json)
     console.say_next(command_for("attnlm sample", run.path))

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.events import ignore
 from attnlm.base.files import decode_utf8
 from attnlm.base.folders import command_for
 from attnlm.base.formatting import duration, nats_and_bits
 from attnlm.cli import console, options
 from attnlm.cli.event_printer import Display, baselines
 from attnlm.cli.options import decode_argument, opened_run, option, shared, switch, with_options
-from attnlm.generation.sampling_config import (
-    MOST_CHOICES_HELD,
-    MOST_HELD,
-    SAMPLING,
-    SamplingConfig,
-    draw_seed,
-)
+from attnlm.generation.sampling_config import SAMPLING, SamplingConfig, draw_seed
 from attnlm.runs.records import NOT_COMPARABLE
 
 if TYPE_CHECKING:
@@ -64,6 +61,53 @@ def sample(
     config = SamplingConfig(
         **settings, stop=[decode_argument(text, "--stop") for text in stop or ()]
     )
+    text = _checked(prompt, config, interactive=interactive, json=json, show_probs=show_probs)
+    opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir, data_dir=data_dir)
+
+    from attnlm.generation.question_format import format_of
+    from attnlm.generation.sampler import load_sampler
+
+    format = format_of(opened)
+    chosen = opened.checkpoint(checkpoint)
+    sampler = load_sampler(opened, checkpoint=chosen, device=device, on_event=Display())
+    say = ignore if quiet else console.say
+    read = f"{opened.name}, {chosen} on {sampler.device}"
+    if format is not None:
+        config = format.with_stop(config)
+        is_asked = not (text or config.num_samples > 1 or show_probs or interactive)
+        if is_asked and (answered := _answers(sampler, format, opened)):
+            say(f"{read}, greedy")
+            say(_print_answers(answered, format.question_end, json))
+            return
+        text = format.prompt(text) if text and not interactive else text
+    ids = [] if interactive else sampler.prompt_ids(text)
+    say(f"{read}, temperature {config.temperature:g}, seed {config.seed}")
+    if interactive:
+        say(f"type a line and the model {'answers' if format else 'continues it'}; /bye stops")
+        _converse(sampler, text, config, format)
+        return
+    began = time.perf_counter()
+    texts, count, choices = _generate(sampler, ids, text, config, json, show_probs)
+    seconds = time.perf_counter() - began
+    speed = round(count / seconds) if seconds else 0
+    if json:
+        facts: dict[str, Any] = {"texts": texts, "choices": choices, "generated_tokens": count}
+        facts |= {"seconds": round(seconds, 3), "tokens_per_second": speed, "seed": config.seed}
+        console.print_json(facts | {"checkpoint": chosen.which, "step": chosen.step})
+    elif not show_probs:  # its output ends with a line end
+        if sys.stdout.isatty():
+            console.write("\n")
+        else:
+            say("")  # a terminal may show both streams: start a new line
+    say(f"{count:,} tokens in {duration(seconds)}, {speed:,} tokens/s")
+    if not quiet:
+        console.say_next(command_for("attnlm report", opened.path))
+
+
+def _checked(
+    prompt: str | None, config: SamplingConfig, *, interactive: bool, json: bool, show_probs: bool
+) -> str:
+    """Return the text of a prompt. Raises UsageError for options that exclude each other."""
     many = config.num_samples > 1
     if interactive and (json or prompt == "-" or show_probs or many):
         raise UsageError(
@@ -75,94 +119,38 @@ def sample(
         message = "--show-probs cannot be combined with --num-samples"
         raise UsageError(message, "leave one out")
     if prompt == "-":
-        text = decode_utf8(sys.stdin.buffer.read(), "the prompt on stdin").removesuffix("\n")
-    else:
-        text = decode_argument(prompt or "", "--prompt")
-    if many or json:  # memory holds the texts to the end
-        config.check_room(1, MOST_CHOICES_HELD if show_probs else MOST_HELD)
-    opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir, data_dir=data_dir)
-
-    from attnlm.generation.question_format import format_of
-    from attnlm.generation.sampler import load_sampler
-
-    format = format_of(opened)
-    if format is not None:
-        config = format.with_stop(config)
-        text = format.prompt(text) if text else text
-    chosen = opened.checkpoint(checkpoint)
-    sampler = load_sampler(opened, checkpoint=chosen, device=device, on_event=Display())
-    ids = [] if interactive else sampler.prompt_ids(text)
-    how = f"temperature {config.temperature:g}, seed {config.seed}"
-    asked = None
-    if format is not None and not (prompt or many or show_probs or interactive):
-        asked = _answer_questions(sampler, format, opened)
-        how = "greedy" if asked else how
-    if not quiet:
-        console.say(f"{opened.name}, {chosen} on {sampler.device}, {how}")
-    if format is not None and asked:
-        _print_answers(asked, format.question_end, json, quiet)
-        return
-    if interactive:
-        _converse(sampler, text, config, quiet, format)
-        return
-    began = time.perf_counter()
-    texts, count, facts = _generate(sampler, ids, text, config, json, show_probs)
-    seconds = time.perf_counter() - began
-    speed = round(count / seconds) if seconds else 0
-    if json:
-        console.print_json(
-            {
-                "text": texts[0],
-                "texts": texts,
-                **facts,
-                "tokens": count,
-                "seconds": round(seconds, 3),
-                "tokens_per_second": speed,
-                "seed": config.seed,
-                "checkpoint": chosen.which,
-                "step": chosen.step,
-            }
-        )
-    elif not show_probs:  # its output ends with a line end
-        if sys.stdout.isatty():
-            console.write("\n")
-        elif not quiet:
-            console.say("")  # a terminal may show both streams: start a new line
-    if not quiet:
-        console.say(f"{count:,} tokens in {duration(seconds)}, {speed:,} tokens/s")
-        console.say_next(command_for("attnlm report", opened.path))
+        return decode_utf8(sys.stdin.buffer.read(), "the prompt on stdin").removesuffix("\n")
+    return decode_argument(prompt or "", "--prompt")
 
 
 def _generate(
     sampler: Sampler, ids: list[int], prompt: str, config: SamplingConfig, json: bool, probs: bool
-) -> tuple[list[str], int, dict[str, object]]:
+) -> tuple[list[str], int, list[dict[str, Any]] | None]:
     """Generate text, and print it unless `json` is True; with `probs`, print each token in numbers.
 
-    Return the texts, the number of tokens, and values for the JSON output.
+    Return the texts, the number of tokens, and with `probs` the choices of tokens as JSON values.
     """
+    write = ignore if json else console.write
     if config.num_samples > 1:
         continued, count = sampler.samples([ids], config)
         texts = [prompt + text for text in continued]
-        console.write("" if json else "\n---\n".join(texts))
-        return texts, count, {}
+        write("\n---\n".join(texts))
+        return texts, count, None
     length = len(ids)
     pieces = [prompt]
-    facts: dict[str, object] = {}
+    choices = None
     if probs:
         choices = []
         for choice in sampler.choices(ids, config):
             pieces.append(choice.text)
-            if json:
-                choices.append(choice.facts())
-            else:
-                console.print_result(_choice_line(choice))
-        facts = {"choices": choices} if json else {}
+            choices += [choice.facts()] if json else []
+            write(f"{_choice_line(choice)}\n")
     else:
-        console.write("" if json else prompt)
+        write(prompt)
         for piece in sampler.stream(ids, config):
             pieces.append(piece)
-            console.write("" if json else piece)
-    return ["".join(pieces)], len(ids) - length, facts
+            write(piece)
+    return ["".join(pieces)], len(ids) - length, choices
 
 
 def _choice_line(choice: Choice) -> str:
@@ -173,9 +161,7 @@ def _choice_line(choice: Choice) -> str:
     return f"{visible(choice.token)}\t{choice.probability:.4f}\t{others}"
 
 
-def _answer_questions(
-    sampler: Sampler, format: QuestionFormat, run: attnlm.Run
-) -> list[attnlm.Answered]:
+def _answers(sampler: Sampler, format: QuestionFormat, run: attnlm.Run) -> list[attnlm.Answered]:
     """Return answers to some questions of the validation split; [], after a note, without one."""
     from attnlm.workflows.answers import ask, select_pairs
 
@@ -186,67 +172,54 @@ def _answer_questions(
         return []
 
 
-def _print_answers(
-    answered: list[attnlm.Answered], question_end: str, json: bool, quiet: bool
-) -> None:
-    """Print questions with the model's answers, and which of them are right."""
-    right = sum(question.is_right for question in answered)
+def _print_answers(answered: list[attnlm.Answered], question_end: str, json: bool) -> str:
+    """Print questions with the model's answers; return in words how many are right."""
+    right = _right(answered)
     if json:
-        questions = [{**question._asdict(), "right": question.is_right} for question in answered]
-        console.print_json({"questions": questions, "right": right})
-        return
-    for question in answered:
-        mark = "right" if question.is_right else f"wrong: {question.answer}"
-        console.print_result(f"{question.prompt}{question_end}{question.said}\t{mark}")
-    if not quiet:
-        counts = f"{right} of {len(answered)} right"
-        console.say(f"{counts}; ask one: --prompt, or -i for a conversation")
+        answers = [{**one._asdict(), "is_right": one.is_right} for one in answered]
+        console.print_json({"answers": answers, "right": right})
+    for one in [] if json else answered:
+        mark = "right" if one.is_right else f"wrong: {one.answer}"
+        console.print_result(f"{one.prompt}{question_end}{one.said}\t{mark}")
+    return f"{right} of {len(answered)} right; ask one: --prompt, or -i for a conversation"
 
 
 def _converse(
-    sampler: Sampler, line: str, config: SamplingConfig, quiet: bool, format: QuestionFormat | None
+    sampler: Sampler, prompt: str, config: SamplingConfig, format: QuestionFormat | None
 ) -> None:
-    """Read lines until the user stops; add each line to the text and print the continuation.
+    """Add each line, the prompt first, to the text and print the continuation.
 
     If the model was trained on questions with answers, each line is a question; the earlier ones
     are forgotten when they fill half of the context.
     """
-    if not quiet:
-        reply = "continues it" if format is None else "answers"
-        console.say(f"type a line and the model {reply}; /bye stops")
     ids: list[int] = []
-    if line and format is None:
-        _extend(ids, sampler, line)
-        line = ""
+    for line in itertools.chain([prompt] if prompt else [], _typed_lines()):
+        if format is not None:
+            line = format.prompt(line.rstrip("\n"))
+            if len(ids) > sampler.spec.block_size // 2:
+                ids.clear()
+        elif sampler.tokenizer.newline is None:  # the tokenizer has no line end
+            line = line.rstrip("\n")
+        try:
+            ids.extend(sampler.tokenizer.encode(line) if ids else sampler.prompt_ids(line))
+        except AttnlmError as error:
+            console.fail(error.message, error.hint)
+            continue
+        for piece in sampler.stream(ids, config):
+            console.write(piece)
+        console.write("\n")
+        config = replace(config, seed=(config.seed + 1) % 2**63)
+
+
+def _typed_lines() -> Iterator[str]:
+    """Yield the lines of stdin until its end, or until the user types /bye."""
     while True:
-        if not line:
-            if sys.stdin.isatty():
-                print("> ", end="", file=sys.stderr, flush=True)  # noqa: T201
-            line = sys.stdin.readline()
-            if not line or line.strip() in ("/bye", "/quit", "/exit", "quit", "exit"):
-                return
-            if format is not None:
-                line = format.prompt(line.rstrip("\n"))
-            elif sampler.tokenizer.newline is None:  # the tokenizer has no line end
-                line = line.rstrip("\n")
-        if format is not None and len(ids) > sampler.spec.block_size // 2:
-            ids.clear()
-        if _extend(ids, sampler, line):
-            for piece in sampler.stream(ids, config):
-                console.write(piece)
-            console.write("\n")
-            config = replace(config, seed=(config.seed + 1) % 2**63)
-        line = ""
-
-
-def _extend(ids: list[int], sampler: Sampler, text: str) -> bool:
-    """Add the ids of `text` to `ids`, and return True; on an error, print it and return False."""
-    try:
-        ids.extend(sampler.tokenizer.encode(text) if ids else sampler.prompt_ids(text))
-    except AttnlmError as error:
-        console.fail(error.message, error.hint)
-        return False
-    return True
+        if sys.stdin.isatty():
+            print("> ", end="", file=sys.stderr, flush=True)  # noqa: T201
+        line = sys.stdin.readline()
+        if not line or line.strip() == "/bye":
+            return
+        yield line
 
 
 # --- eval -----------------------------------------------------------------------------------------
@@ -286,7 +259,7 @@ def eval_(
             opened, asked, checkpoint=chosen.which, device=settings["device"]
         )
         right = _right(answers)
-        facts = {"accuracy": right / len(answers), "right": right, "pairs": len(answers)}
+        facts = {"accuracy": right / len(answers), "right": right, "questions": len(answers)}
         summary = f"{right / len(answers):.1%} of answers right: {right:,} of {len(answers):,}"
         console.print_result_or_json(summary, facts, json)
         return
@@ -315,20 +288,19 @@ def eval_(
             longer_accuracy = _right(answers) / len(answers)
     perplexity = evaluation.perplexity
     shown = f"{perplexity:,.3f}" if perplexity < 1e6 else "above a million"
-    summary = nats_and_bits(evaluation.loss, evaluation.bits_per_byte, digits=4)
-    summary = f"{summary}, perplexity {shown}"
-    if evaluation.accuracy is not None:
-        summary = f"{evaluation.accuracy:.1%} of answers right; {summary}"
+    losses = nats_and_bits(evaluation.loss, evaluation.bits_per_byte, digits=4)
+    share = "" if evaluation.accuracy is None else f"{evaluation.accuracy:.1%} of answers right; "
+    summary = f"{share}{losses}, perplexity {shown}"
     measured: dict[str, Any] = {
         "val_loss": evaluation.loss,
         "bits_per_byte": evaluation.bits_per_byte,
         "perplexity": perplexity,
-        "tokens": evaluation.tokens,
+        "evaluated_tokens": evaluation.tokens,
         "bigram_loss": references.bigram_loss,
         "floor": references.floor,
         "checkpoint": chosen.which,
         "step": chosen.step,
-        "leaks": opened.leaks,
+        "leaks": opened.leaks or None,
         "accuracy": evaluation.accuracy,
         "longer_accuracy": longer_accuracy,
     }

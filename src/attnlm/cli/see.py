@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +45,9 @@ def attend(
 
     from attnlm.see.attend import CAUTION
 
-    found = attnlm.attend(text, opened, on_event=Display(), **settings)
-    layers, heads, length, _ = found.weights.shape
-    sizes = f"{found.model}, layers {layers}, heads {heads}; {length} tokens"
-    console.say(f"{opened.name}, {opened.checkpoint(settings['checkpoint'])}: {sizes}")
-    _show(found, output, json)
+    found = attnlm.attend(text, opened, **settings)
+    _say_read(opened, settings, f"{found.model}, {len(found.tokens)} tokens")
+    _show(found, opened, output, json)
     console.say(CAUTION)
 
 
@@ -66,12 +65,16 @@ def _read_and_opened(
     return decode_argument(text, "the text"), opened_run(run, settings)
 
 
-def _show(found: Any, output: Path | None, json: bool) -> None:
+def _say_read(run: attnlm.Run, settings: Mapping[str, Any], what: str) -> None:
+    console.say(f"{run.name}, {run.checkpoint(settings['checkpoint'])}: {what}")
+
+
+def _show(found: Any, run: attnlm.Run, output: Path | None, json: bool) -> None:
     """Print what was found; or write it as a picture, and print the name of the file."""
-    facts = found.facts() if json else {}
     if output is not None:
         files.write_bytes(output, found.maps.picture(output.suffix.lower().removeprefix(".")))
-        facts["output"] = str(output)
+    facts = {**found.facts(), "run": str(run.path)} if json else {}
+    facts |= {} if output is None else {"output": str(output)}
     console.print_result_or_json(str(output or found), facts, json)
 
 
@@ -90,20 +93,16 @@ def trace(
         message = "only one of --as-code, --json and --head can be used"
         raise UsageError(message, "--as-code and --json always include every head")
     text, opened = _read_and_opened("trace", text, run, settings)
-
-    from attnlm.see.script_export import as_script
-    from attnlm.see.trace import trace_lines
-
-    chosen = opened.checkpoint(settings["checkpoint"])
-    console.say(f"{opened.name}, {chosen}: {opened.config.spec.name}")
+    _say_read(opened, settings, opened.config.spec.name)
     if as_code:
+        from attnlm.see.script_export import as_script
+
+        chosen = opened.checkpoint(settings["checkpoint"])
         console.write(as_script(opened, text, checkpoint=chosen.which))
         return
     traced = attnlm.trace(text, opened, **settings)
-    if json:
-        console.print_json(traced.facts())
-    else:
-        console.print_result("\n".join(trace_lines(traced, 1 if head is None else head)))
+    facts = {**traced.facts(), "run": str(opened.path)}
+    console.print_result_or_json("\n".join(traced.lines(1 if head is None else head)), facts, json)
 
 
 @with_options(shared("checkpoint", "device", "checkpoint_dir", "data_dir"))
@@ -137,19 +136,16 @@ def heads(
     if over_training:
         scores = attnlm.heads_over_training(opened)
         console.say(f"{opened.name}: {opened.config.spec.name}, {len(scores.steps)} snapshots")
-        _show(scores, output, json)
+        _show(scores, opened, output, json)
         return
-    chosen = opened.checkpoint(settings["checkpoint"])
     with contextlib.closing(Display()) as display:
         report = attnlm.heads(
             opened, windows=windows, ablate=ablate, text=text, on_event=display, **settings
         )
-    console.say(f"{report.run}, {chosen}, measured over {report.measured_on}")
+    _say_read(opened, settings, f"measured over {report.measured_on}")
     if report.loss is not None:
-        more = "" if report.measures_all else f" (--windows {report.windows_of_text} uses all)"
-        loss = f"{report.loss:.4f} nats per token"
-        console.say(f"loss over these windows{more}, with all heads: {loss}")
-    _show(report, output, json)
+        console.say(f"loss over these windows, with all heads: {report.loss:.4f} nats per token")
+    _show(report, opened, output, json)
 
 
 @with_options(shared("checkpoint", "checkpoint_dir", "data_dir"))
@@ -179,29 +175,24 @@ def patch(
         message = "patch takes two texts, or --examples"
         raise UsageError(message, "give CLEAN and CORRUPTED, or --examples N")
     opened = opened_run(run, settings)
-    texts: list[tuple[str, ...]]
+    pairs: Any
     if examples is not None:
         from attnlm.workflows.answers import texts_to_patch
 
-        texts = [*texts_to_patch(opened.open_dataset(), examples)]
+        texts = texts_to_patch(opened.open_dataset(), examples)
+        sides = [[text[side] for text in texts] for side in (0, 1)]
+        pairs = [text[2:] for text in texts]
     else:
         given = {"the clean text": clean, "the corrupted text": corrupted}
-        read = (decode_argument(text or "", name) for name, text in given.items())
-        texts = [(*read, *(decode_argument(answer, "--answers") for answer in answers or ()))]
+        sides = [[decode_argument(text or "", name)] for name, text in given.items()]
+        pairs = answers and [[decode_argument(one, "--answers") for one in answers]]
     with contextlib.closing(Display()) as display:
         patching = attnlm.patch(
-            [pair[0] for pair in texts],
-            [pair[1] for pair in texts],
-            opened,
-            answers=[(pair[2], pair[3]) for pair in texts if pair[2:]] or None,
-            on_event=display,
-            **settings,
+            sides[0], sides[1], opened, answers=pairs, on_event=display, **settings
         )
-    chosen = opened.checkpoint(settings["checkpoint"])
-    console.say(f"{opened.name}, {chosen}: {patching.model}, {len(patching.clean)} tokens")
-    for sentence in filter(None, (patching.compared, patching.missing)):
-        console.say(sentence)
-    _show(patching, output, json)
+    _say_read(opened, settings, f"{patching.model}, {len(patching.clean)} tokens")
+    console.say(patching.compared)
+    _show(patching, opened, output, json)
 
 
 @with_options(shared("checkpoint", "device", "checkpoint_dir", "data_dir"))
@@ -231,11 +222,7 @@ def report(
             opened, text=text, windows=windows, ablate=ablate, on_event=display, **settings
         )
         page = run_report.write_page(output)
-    words = console.with_flags(run_report.verdict)
-    if run_report.result is not None:
-        words = f"{opened.checkpoint(settings['checkpoint'])}; {words}"
-        has_maps = opened.config.spec.has_attention
-        if run_report.data_gone and has_maps:
-            console.say(f"heads are not measured on validation text: {run_report.data_gone}")
-    console.say(f"{opened.name}: {words}")
+    if run_report.not_measured and opened.config.spec.has_attention:
+        console.say(f"heads are not measured: {run_report.not_measured}")
+    _say_read(opened, settings, console.with_flags(run_report.verdict))
     console.print_result_or_json(str(page), run_report.facts() | {"output": str(page)}, json)

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from attnlm.base import signals
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.signals import Interrupted
+from attnlm.compute.processes import LAUNCHER, SECONDS_TO_SAVE
 from attnlm.compute.threads import cores
 
-_SECONDS_TO_SAVE = 120  # after a signal; then torchrun kills the processes
 _MOST_FOR_EACH_CORE = 4  # a recipe or a run, which may be a stranger's, chooses the number
 
 
@@ -39,8 +39,9 @@ def run_processes(count: int, arguments: Sequence[str]) -> int:
         raise Interrupted(signals.came)
     signals.ends_process = False  # torchrun ends its processes first
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // count)))
+    os.environ[LAUNCHER] = str(os.getpid())
     # PyTorch before 2.13 waits 30 seconds.
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(_SECONDS_TO_SAVE))
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SECONDS_TO_SAVE))
     logging.disable()  # torchrun would explain each end in many lines
     with tempfile.TemporaryDirectory(prefix="attnlm-", ignore_cleanup_errors=True) as folder:
         options = ["--standalone", "--local-addr=localhost", f"--log-dir={folder}"]

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 _TIMEOUT = timedelta(minutes=30)
 """How long a collective waits for the other processes: they may compile and write first."""
+_TIME_TO_JOIN = timedelta(minutes=2)
+"""How long a process waits at the start for the others, which torchrun starts at the same time."""
+SECONDS_TO_SAVE = 120
+"""How long a process may take to end after a signal."""
 _SECONDS_TO_BE_STOPPED = 5.0
 """How long an error waits for torchrun to end this process because another one failed first."""
 
@@ -30,6 +34,9 @@ _COUNT = "WORLD_SIZE"
 _RANK = "RANK"
 _LOCAL_RANK = "LOCAL_RANK"
 _LOCAL_COUNT = "LOCAL_WORLD_SIZE"
+_RUN_ID = "TORCHELASTIC_RUN_ID"
+LAUNCHER = "ATTNLM_LAUNCHER"
+"""The process id of torchrun, if attnlm started it: it may end before this process asks for it."""
 
 
 class LostProcessError(AttnlmError):
@@ -118,6 +125,22 @@ def is_main() -> bool:
     return not is_launched() or os.environ[_RANK] == "0"
 
 
+@functools.cache
+def end_with_launcher() -> None:
+    """Stop this process, as SIGTERM does, as soon as the torchrun that started it is gone."""
+    launcher = int(os.environ.get(LAUNCHER) or os.getppid())
+
+    def watch() -> None:
+        while os.getppid() == launcher:
+            time.sleep(1.0)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(SECONDS_TO_SAVE)
+        os._exit(1)
+
+    if os.environ.get(_RUN_ID):
+        threading.Thread(target=watch, daemon=True).start()
+
+
 @contextlib.contextmanager
 def join_processes() -> Iterator[Processes]:
     """Connect to the other processes that torchrun has started, and yield `Processes`.
@@ -147,7 +170,9 @@ def _connect() -> Processes:
     """
     import torch
     import torch.distributed as dist
+    from torch.distributed.rendezvous import rendezvous
 
+    end_with_launcher()
     backend = "gloo"
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get(_LOCAL_RANK, 0)) % torch.cuda.device_count())
@@ -155,7 +180,12 @@ def _connect() -> Processes:
     flush_subnormals()  # the threads that sum gradients start here
     try:
         with _ended_by_signals():
-            dist.init_process_group(backend, timeout=_TIMEOUT)
+            store, rank, count = next(rendezvous("env://", timeout=_TIME_TO_JOIN))
+            store.set(f"attnlm/{rank}", b"")
+            store.wait([f"attnlm/{other}" for other in range(count)], _TIME_TO_JOIN)
+            dist.init_process_group(
+                backend, store=store, rank=rank, world_size=count, timeout=_TIMEOUT
+            )
     except (RuntimeError, ValueError) as error:
         raise AttnlmError(
             f"the processes cannot reach each other: {str(error).splitlines()[0]}",

@@ -52,7 +52,8 @@ class Spool:
 
     The file is the user's own if `is_own`. `sha256` covers the text and the ends of its documents,
     if the corpus marks them. `alphabet` has the distinct characters, sorted. `ends` are the byte
-    offsets behind the documents, (D,), and `digests` a number for each, equal for equal documents.
+    offsets behind the documents, (D,), and `digests` a number for each, equal for documents that
+    differ at most in blanks at their ends and in the kind of their line ends.
     """
 
     corpus: Corpus
@@ -167,7 +168,7 @@ def read_spool(corpus: Corpus, path: Path, on_event: OnEvent) -> Spool:
         size = path.stat().st_size
         blocks = _read(path, np.array([[0, size]]))
     check_size(size, corpus.max_bytes, path.parent, corpus.shown)
-    whole, document = hashlib.sha256(), hashlib.blake2b(digest_size=8)
+    whole, document = hashlib.sha256(), _DocumentHash()
     ends, digests, has_occurred = array.array("q"), bytearray(), np.zeros(0x110000, np.bool_)
     place = 0
 
@@ -180,7 +181,7 @@ def read_spool(corpus: Corpus, path: Path, on_event: OnEvent) -> Spool:
             for text in ended:
                 document.update(text)
                 digests.extend(document.digest())
-                document = hashlib.blake2b(digest_size=8)
+                document = _DocumentHash()
                 place += len(text) + 1
                 ends.append(place)
             document.update(rest)
@@ -219,6 +220,26 @@ def read_spool(corpus: Corpus, path: Path, on_event: OnEvent) -> Spool:
         np.frombuffer(ends, np.int64),
         np.frombuffer(digests, np.int64),
     )
+
+
+class _DocumentHash:
+    """A hash of a document that comes in pieces, without blanks at its ends, and with LF for CR LF
+    and CR."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.blake2b(digest_size=8)
+        self._blanks: bytes | None = None
+        """those at the end so far, which count if more follows; None before the first character"""
+        self.digest = self._hash.digest
+
+    def update(self, piece: bytes) -> None:
+        text = piece.lstrip() if self._blanks is None else self._blanks + piece
+        kept = text.rstrip()
+        self._hash.update(kept.replace(b"\r\n", b"\n").replace(b"\r", b"\n"))
+        if kept:
+            self._blanks = text[len(kept) :]
+        elif self._blanks is not None:
+            self._blanks = text
 
 
 def _is_utf8(corpus: Corpus) -> bool:

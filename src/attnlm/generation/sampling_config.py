@@ -11,8 +11,6 @@ from attnlm.base.setting_fields import check_value, fields_of, quoted, setting
 
 MOST_HELD = 2**26
 """The most tokens of all samples together if memory keeps them to the end, in about 2 GB."""
-MOST_CHOICES_HELD = 2**20
-"""The most tokens if memory also keeps, for each token, the likeliest others and probabilities."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,13 +58,13 @@ class SamplingConfig:
         """Return the stop texts as a tuple, also if `stop` is a single text."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
-    def check_room(self, prompts: int, most: int = MOST_HELD) -> None:
-        """Raise UsageError if the texts of all prompts have more than `most` tokens together."""
+    def check_room(self, prompts: int) -> None:
+        """Raise UsageError if the texts of all prompts have more than MOST_HELD tokens together."""
         count = prompts * self.num_samples * self.tokens
-        if count > most:
+        if count > MOST_HELD:
             raise UsageError(
                 f"{count:,} tokens do not fit into memory",
-                f"use fewer prompts, `num_samples` or `tokens`: at most {most:,} together",
+                f"use fewer prompts, `num_samples` or `tokens`: at most {MOST_HELD:,} together",
             )
 
 

@@ -10,14 +10,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.model.inspection import check_finite
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.recorder import NotRecordedError, no_attention_error, record
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run, open_run
 from attnlm.see.pictures import Grid, HeatMaps, Numbers, Pictured
-from attnlm.see.shown_tokens import encode_text, token_texts, visible
+from attnlm.see.shown_tokens import ids_within_context, token_texts, visible
 
 _MOST_LISTED = 3
 
@@ -31,15 +30,10 @@ CAUTION = (
 class Attention(Pictured):
     """Every head's attention weights over T tokens. A notebook shows a map of each head."""
 
-    run: str
     model: str
     tokens: list[str]
     weights: Numbers
     """(L layers, H heads, T, T): row t has the weights of token t on the tokens up to itself"""
-
-    def __repr__(self) -> str:
-        layers, heads, length, _ = self.weights.shape
-        return f"<Attention of {self.run!r}: {layers} × {heads} heads over {length} tokens>"
 
     def __str__(self) -> str:
         """Return a line for each head and token, with its largest weights."""
@@ -72,10 +66,6 @@ class Attention(Pictured):
         title = f"What {self.run} attends to: a row for each token that attends"
         return HeatMaps(title, grids, in_a_row=self.weights.shape[1])
 
-    def facts(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return {**vars(self), "weights": self.weights.tolist()}
-
 
 def likeliest(scores_V: NDArray[Any], count: int) -> list[int]:
     """Return the ids of the `count` largest scores in descending order; ties by ascending id."""
@@ -88,7 +78,6 @@ def attend(
     run: str | Path | Run | None = None,
     *,
     checkpoint: str = "auto",
-    on_event: OnEvent | None = None,
 ) -> Attention:
     """Compute what each head of a run (default: the one trained last) attends to in `text`.
 
@@ -96,22 +85,17 @@ def attend(
         attention.tokens  # T texts
         attention.weights[0, 1]  # (T, T), layer 1, head 2: each row sums to 1
 
-    If the text is longer than the context, the model reads only the last tokens that fit, and
-    `on_event` receives a Note. `checkpoint` is auto, best or last. Runs on the CPU. Raises
-    AttnlmError for characters that the vocabulary lacks, for missing or damaged files, for numbers
-    that are not finite, for a bigram, which has no attention, and for a class of your own that does
-    not record its attention.
+    `checkpoint` is auto, best or last. Runs on the CPU. Raises AttnlmError if the text does not fit
+    the context or the vocabulary, for missing or damaged files, for numbers that are not finite,
+    for a bigram, which has no attention, and for a class of your own that does not record its
+    attention.
     """
     run = open_run(run)
     if not run.config.spec.has_attention:
         raise no_attention_error()
-    ids = encode_text(run, text)
-    block_size = run.config.spec.block_size
-    if len(ids) > block_size:
-        reads = f"{run.name} reads only the last {block_size:,} tokens, its context"
-        (on_event or ignore)(Note(f"the text has {len(ids):,} tokens; {reads}"))
+    ids = ids_within_context(run, text)
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
-    return compute_attention(run, model, ids[-block_size:])
+    return compute_attention(run, model, ids)
 
 
 def compute_attention(run: Run, model: LanguageModel, ids: list[int]) -> Attention:

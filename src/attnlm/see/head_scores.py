@@ -49,11 +49,10 @@ _SNAPSHOT_TOKENS = 2**8
 _INDUCTION = PATTERNS.index("induction")
 
 
-class TooShortError(AttnlmError):
-    """Raised when windows have too few tokens to measure heads."""
-
-    def __init__(self, tokens: int) -> None:
-        super().__init__(
+def check_length(tokens: int) -> None:
+    """Raise AttnlmError if windows have too few tokens to measure heads."""
+    if tokens < 2:
+        raise AttnlmError(
             f"windows of {max(0, tokens)} tokens are too short to measure heads",
             "use a longer text, or a run with a larger context",
         )
@@ -79,6 +78,7 @@ def repeated_random_tokens(vocab_size: int, block_size: int, windows: int) -> ND
     L is REPEATED, or less if the vocabulary or the context is smaller. Each query t of the second
     half then has exactly one induction target, t − (L − 1), whatever the model has learned.
     """
+    check_length(block_size)
     length = min(REPEATED, vocab_size, block_size // 2)
     random = np.random.default_rng(1)
     once_NL = [random.choice(vocab_size, length, replace=False) for _ in range(windows)]
@@ -117,10 +117,9 @@ def mean_scores(
 ) -> tuple[Tensor, Tensor]:
     """Return the scores of `_scores_on`: induction on `random_NT`, all others on `inputs_NT`."""
     scores_LHP, chance_P = _scores_on(model, tokenizer, inputs_NT, device)
-    if random_NT is not inputs_NT:
-        random_scores_LHP, random_chance_P = _scores_on(model, tokenizer, random_NT, device)
-        scores_LHP[..., _INDUCTION] = random_scores_LHP[..., _INDUCTION]
-        chance_P[_INDUCTION] = random_chance_P[_INDUCTION]
+    random_scores_LHP, random_chance_P = _scores_on(model, tokenizer, random_NT, device)
+    scores_LHP[..., _INDUCTION] = random_scores_LHP[..., _INDUCTION]
+    chance_P[_INDUCTION] = random_chance_P[_INDUCTION]
     return scores_LHP, chance_P
 
 
@@ -131,10 +130,7 @@ def _scores_on(
 
     Raises NotRecordedError if not every layer has the same number of attention maps.
     """
-    length = ids_NT.shape[1]
     layers = 0
-    uniform_TT = torch.ones(length, length, device=device).tril()
-    uniform_TT /= uniform_TT.sum(-1, keepdim=True)
 
     def sums_over(ids_NT: Tensor, starts_NT: Tensor) -> tuple[Tensor, Tensor]:
         nonlocal layers
@@ -148,11 +144,11 @@ def _scores_on(
         if not recorded.has_equal_layers:
             raise NotRecordedError
         layers = len(recorded.layers)
-        uniform_N1TT = uniform_TT.expand(len(ids_NT), 1, -1, -1)
+        uniform_N1TT = _uniform(ids_NT).expand(len(ids_NT), 1, -1, -1)
         uniform_sums_P1, counts_P = pattern_sums(uniform_N1TT, ids_NT, starts_NT)
         return torch.cat([*layer_sums, uniform_sums_P1], 1), counts_P
 
-    batch_size = texts_at_once(model, length, BATCH_TOKENS)
+    batch_size = texts_at_once(model, ids_NT.shape[1], BATCH_TOKENS)
     ids_batches = torch.from_numpy(ids_NT).to(device).split(batch_size)
     starts_batches = torch.from_numpy(word_starts(tokenizer, ids_NT)).to(device).split(batch_size)
     batches = map(sums_over, ids_batches, starts_batches)
@@ -167,12 +163,11 @@ def snapshot_scores(
     """Return the scores of all heads during training, (P, L, H), in the order of PATTERNS.
 
     They are measured as by `heads`, but over fewer windows. Raises NotRecordedError if not every
-    layer has the same number of attention maps, TooShortError for a short text or context, and
+    layer has the same number of attention maps, AttnlmError for a short text or context, and
     NotFiniteError for NaN and infinity.
     """
     length = min(model.block_size, len(text) - 1, _SNAPSHOT_TOKENS)
-    if length < 2:
-        raise TooShortError(length)
+    check_length(length)
     windows = _SNAPSHOT_TOKENS // length
     inputs_NT = evenly_spaced_windows(text, length, windows, model.vocab_size, "val.bin")[:, :-1]
     random_NT = repeated_random_tokens(model.vocab_size, model.block_size, windows)
@@ -185,20 +180,19 @@ def pattern_sums(maps_NHTT: Tensor, ids_NT: Tensor, starts_NT: Tensor) -> tuple[
 
     `starts_NT` marks the starts of words.
     """
-    length = ids_NT.size(1)
-    device = ids_NT.device
-    past_TT = torch.ones(length, length, dtype=torch.bool, device=device).tril()
-    uniform_TT = past_TT / past_TT.sum(-1, keepdim=True)
-    eye_TT = torch.eye(length, device=device)
+    uniform_TT = _uniform(ids_NT)
+    past_TT = uniform_TT > 0
+    eye_TT = torch.eye(ids_NT.size(1), device=ids_NT.device)
     same_NTT = (ids_NT[:, :, None] == ids_NT[:, None, :]) & past_TT
     earlier_NTT = same_NTT.tril(-1)
-    follows_NTT = (earlier_NTT.roll(1, -1)).tril(-1)
+    follows_NTT = earlier_NTT.roll(1, -1).tril(-1)
     follows_NTT[:, :, 0] = False
     starts_NTT = starts_NT[:, None, :] & past_TT
-    every_NT = (torch.arange(length, device=device) >= 1).expand(len(ids_NT), -1)
+    every_NT = torch.ones_like(ids_NT, dtype=torch.bool)
+    every_NT[:, 0] = False
 
     def attention_on(targets: Tensor) -> Tensor:
-        return (maps_NHTT * targets.expand(len(ids_NT), length, -1)[:, None]).sum(-1)
+        return (maps_NHTT * targets.expand(*same_NTT.shape)[:, None]).sum(-1)
 
     attention_and_counted = {
         "previous-token": (attention_on(eye_TT.roll(1, 0).tril(-1)), every_NT),
@@ -208,12 +202,17 @@ def pattern_sums(maps_NHTT: Tensor, ids_NT: Tensor, starts_NT: Tensor) -> tuple[
         "start-of-word": (attention_on(starts_NTT), starts_NTT.any(-1) & every_NT),
         "induction": (attention_on(follows_NTT), follows_NTT.any(-1)),
     }
-    sums_P = [
-        (attention_NHT * counted_NT[:, None]).sum((0, 2), dtype=torch.float32)
-        for attention_NHT, counted_NT in attention_and_counted.values()
-    ]
-    counts_P = [counted_NT.sum() for _, counted_NT in attention_and_counted.values()]
-    return torch.stack(sums_P), torch.stack(counts_P)
+    attention_PNHT, counted_PNT = map(
+        torch.stack, zip(*attention_and_counted.values(), strict=True)
+    )
+    sums_PH = (attention_PNHT * counted_PNT[:, :, None]).sum((1, 3), dtype=torch.float32)
+    return sums_PH, counted_PNT.sum((1, 2))
+
+
+def _uniform(ids_NT: Tensor) -> Tensor:
+    """Return the map of uniform attention over the tokens of a window, (T, T)."""
+    past_TT = torch.ones(ids_NT.size(1), ids_NT.size(1), device=ids_NT.device).tril()
+    return past_TT / past_TT.sum(-1, keepdim=True)
 
 
 def choose_name(
@@ -224,13 +223,12 @@ def choose_name(
     `others` has the medians of the other heads' scores; it is empty if there are no other heads.
     """
     clear = {}
-    if scores["uniform"] >= LEAST_UNIFORM:
-        clear["uniform"] = scores["uniform"]
-    for pattern in (pattern for pattern in PATTERNS if pattern != "uniform"):
-        score = scores[pattern]
+    for pattern, score in scores.items():
         level = chance[pattern]
         excess = (score - level) / (1 - level) if level < 1 else 0.0
         beyond_others = min(MAJORITY, TIMES_OTHERS * others.get(pattern, 0.0))
+        if pattern == "uniform":
+            excess, level, beyond_others = score, 0.0, LEAST_UNIFORM
         if excess >= LEAST_EXCESS and score >= max(TIMES_CHANCE * level, beyond_others):
             clear[pattern] = excess
     return max(clear, key=lambda pattern: clear[pattern], default="mixed")

@@ -6,10 +6,10 @@ Axes: N windows, T tokens, L layers, H heads, P patterns, S snapshots.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,8 +29,8 @@ from attnlm.runs.run import Run, open_run
 from attnlm.see.head_scores import (
     BATCH_TOKENS,
     PATTERNS,
-    TooShortError,
     by_pattern,
+    check_length,
     choose_name,
     evenly_spaced_windows,
     evenly_spaced_with_last,
@@ -59,42 +59,34 @@ class HeadReport:
 class HeadsReport(Pictured):
     """Scores of all heads of a run, measured over `windows` windows of `window` tokens."""
 
-    run: str
     windows: int
     window: int
-    repeated: int
-    """the number of random tokens that each window for induction has twice"""
-    has_text: bool
-    """True if only induction is measured on random tokens, and all other scores on a text"""
-    windows_of_text: int
-    """the number of windows of the whole text, of which `windows` are measured; 0 without a text"""
+    measured_on: str
+    """the windows, in words"""
     heads: list[HeadReport]
     chance: dict[str, float]
     """the score of uniform attention, by pattern"""
     loss: float | None
     """the loss over the same windows with no head silenced, if measured"""
 
-    def __repr__(self) -> str:
-        return f"<HeadsReport of {self.run!r}: {len(self.heads)} heads>"
-
     def __str__(self) -> str:
         """Return a table with a row for each head, which fits 80 columns."""
-        return "\n".join(_table(self))
+        titles = [pattern.partition("-")[0] for pattern in PATTERNS]
+        titles += ["ablated"] if self.loss is not None else []
 
-    @property
-    def measures_all(self) -> bool:
-        """True if all windows of the text are measured."""
-        return self.windows == self.windows_of_text
+        def row(start: str, cells: Iterable[str]) -> str:
+            columns = (
+                f"{cell:>{max(6, len(t) + 1)}}" for cell, t in zip(cells, titles, strict=False)
+            )
+            return f"{start:<25}{''.join(columns)}"
 
-    @property
-    def measured_on(self) -> str:
-        """The number and the length of the windows, in words."""
-        random = f"{self.repeated} random tokens, repeated once"
-        if not self.has_text:
-            return f"{self.windows:,} windows of {random}"
-        measured = "all" if self.measures_all else f"{self.windows:,} of"
-        windows = f"{measured} {self.windows_of_text:,} windows of {self.window} tokens"
-        return f"{windows} (induction: {random})"
+        lines = [row("layer head name", titles)]
+        for head in self.heads:
+            cells = [f"{head.scores[pattern]:.3f}" for pattern in PATTERNS]
+            cells += [] if head.loss_change is None else [f"{head.loss_change:+z.4f}"]
+            lines.append(row(f"{head.layer + 1:>5} {head.head + 1:>4} {head.name}", cells))
+        chance = (f"{self.chance[pattern]:.3f}" for pattern in PATTERNS)
+        return "\n".join([*lines, row("uniform attention", chance)])
 
     @property
     def maps(self) -> HeatMaps:
@@ -111,26 +103,6 @@ class HeadsReport(Pictured):
         """Return the fields as JSON values, in which layers and heads count from 1."""
         heads = [{**vars(h), "layer": h.layer + 1, "head": h.head + 1} for h in self.heads]
         return {**vars(self), "heads": heads}
-
-
-def _table(report: HeadsReport) -> Iterator[str]:
-    """Yield the lines of a table. The words of a title are stacked, as titles are wide."""
-    titles = [pattern.split("-") for pattern in PATTERNS]
-    titles += [["loss", "change"]] if report.loss is not None else []
-    widths = [max(map(len, [*words, "0.000"])) for words in titles]
-
-    def row(start: str, cells: list[str]) -> str:
-        columns = (f" {cell:>{width}}" for cell, width in zip(cells, widths, strict=False))
-        return f"{start:<25}{''.join(columns)}".rstrip()
-
-    for back in (3, 2, 1):
-        words = ["" if len(title) < back else title[-back] for title in titles]
-        yield row("layer head name" if back == 1 else "", words)
-    for head in report.heads:
-        cells = [f"{head.scores[pattern]:.3f}" for pattern in PATTERNS]
-        cells += [] if head.loss_change is None else [f"{head.loss_change:+z.4f}"]
-        yield row(f"{head.layer + 1:>5} {head.head + 1:>4} {head.name}", cells)
-    yield row("uniform attention", [f"{report.chance[pattern]:.3f}" for pattern in PATTERNS])
 
 
 def heads(
@@ -167,24 +139,26 @@ def heads(
     if not spec.has_attention:
         raise no_attention_error()
     random_NT = repeated_random_tokens(run.vocab_size, spec.block_size, windows)
-    measured = None
+    measured_on = f"{random_NT.shape[1] // 2} random tokens, repeated once"
+    inputs_NT, targets_NT = random_NT, None
     if text is not None or not run.imported_from:
-        measured = _windows_of_text(run, text, windows)
-        random_NT = random_NT[: len(measured.inputs)]
-    elif ablate:
+        inputs_NT, targets_NT, total = _windows_of_text(run, text, windows)
+        random_NT = random_NT[: len(inputs_NT)]
+        count = "all" if len(inputs_NT) == total else f"{len(inputs_NT):,} of"
+        length = inputs_NT.shape[1]
+        measured_on = f"{count} {total:,} windows of {length} tokens (induction: {measured_on})"
+    else:
+        measured_on = f"{windows:,} windows of {measured_on}"
+    if ablate and targets_NT is None:
         message = f"{run.name} was imported and has no text to measure a loss on"
         raise AttnlmError(message, "use `text`")
-    elif spec.block_size < 2:
-        raise TooShortError(spec.block_size)
-    inputs_NT = random_NT if measured is None else measured.inputs
     model, placed = load_model(run, checkpoint=checkpoint, device=device)
     scores_LHP, chance_P = mean_scores(model, run.tokenizer, inputs_NT, random_NT, placed.torch)
     layers, heads, _ = scores_LHP.shape
     loss: float | None = None
     changes: dict[Head, float] = {}
-    if ablate and measured is not None:
-        inputs = torch.from_numpy(measured.inputs).to(placed.torch)
-        targets = torch.from_numpy(measured.targets).to(placed.torch)
+    if ablate:
+        inputs, targets = (torch.from_numpy(x).to(placed.torch) for x in (inputs_NT, targets_NT))
         loss = _loss_without(model, inputs, targets, None)
         for number, place in enumerate(np.ndindex(layers, heads)):
             (on_event or ignore)(Progress("ablate", number, layers * heads, "head"))
@@ -198,29 +172,17 @@ def heads(
         medians = by_pattern(np.median(others_MP, 0)) if len(others_MP) else {}
         name = choose_name(scores, chance, medians)
         reports.append(HeadReport(layer, head, scores, name, changes.get((layer, head))))
-    return HeadsReport(
-        run=run.name,
-        windows=len(inputs_NT),
-        window=inputs_NT.shape[1],
-        repeated=random_NT.shape[1] // 2,
-        has_text=measured is not None,
-        windows_of_text=0 if measured is None else measured.of_text,
-        heads=reports,
-        chance=chance,
-        loss=loss,
-    )
+    windows, window = inputs_NT.shape
+    return HeadsReport(run.name, windows, window, measured_on, reports, chance, loss)
 
 
-class _Windows(NamedTuple):
-    """Windows of a text, (N, T), and the number of windows of the whole text."""
+def _windows_of_text(
+    run: Run, text: str | Path | None, most: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+    """Return at most `most` windows, evenly spaced in a text (None: the validation split).
 
-    inputs: NDArray[np.int64]
-    targets: NDArray[np.int64]
-    of_text: int
-
-
-def _windows_of_text(run: Run, text: str | Path | None, most: int) -> _Windows:
-    """Return at most `most` windows, evenly spaced in a text (None: the validation split)."""
+    They are inputs and targets, (N, T). The number is that of all windows of the text.
+    """
     examples: Examples | None = None
     tokens: Any
     if text is not None:  # an array, since the file may be long
@@ -234,11 +196,10 @@ def _windows_of_text(run: Run, text: str | Path | None, most: int) -> _Windows:
         most_examples = run.config.training.examples_per_window
         examples = limit_per_window(dataset.val_examples, most_examples)
     length = min(run.config.spec.block_size, len(tokens) - 1)
-    if length < 2:
-        raise TooShortError(length)
+    check_length(length)
     if examples is None:
         windows_NT = evenly_spaced_windows(tokens, length, most, run.vocab_size, origin)
-        return _Windows(windows_NT[:, :-1], windows_NT[:, 1:], (len(tokens) - 1) // length)
+        return windows_NT[:, :-1], windows_NT[:, 1:], (len(tokens) - 1) // length
     first_W = examples.packed(length)
     inputs_NT, targets_NT = examples.windows(
         read=lambda places: ids_at(tokens, places, run.vocab_size, origin),
@@ -246,7 +207,7 @@ def _windows_of_text(run: Run, text: str | Path | None, most: int) -> _Windows:
         length=length,
         only_answers=run.config.training.loss_on != "all",
     )
-    return _Windows(inputs_NT, targets_NT, len(first_W))
+    return inputs_NT, targets_NT, len(first_W)
 
 
 def _loss_without(
@@ -270,14 +231,10 @@ def _loss_without(
 class HeadsOverTraining(Pictured):
     """The scores of all heads of a run at each of S snapshots."""
 
-    run: str
     steps: list[int]
     """the step of each snapshot"""
     scores: dict[str, Numbers]
     """(S, L, H): how the scores of each pattern change"""
-
-    def __repr__(self) -> str:
-        return f"<HeadsOverTraining of {self.run!r}: {len(self.steps)} snapshots>"
 
     @property
     def maps(self) -> HeatMaps:

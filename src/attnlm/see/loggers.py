@@ -1,8 +1,7 @@
-"""Log training to other tools: an adapter for each tool, and a listener that calls the adapters.
+"""Log training to other tools: a function for each tool, and a listener that calls them.
 
-A tool's package is imported only when a training run that it logs starts. An adapter takes the
-numbers, texts and images of a step. Its argument `id` identifies the run in the tool, and stays the
-same when the run is resumed. `close` writes all buffered data.
+A tool's package is imported only when a training run that it logs starts. `id` identifies the run
+in the tool, and stays the same when the run is resumed.
 
 A run may come from a stranger. So its files never start a tool: the user names the tools each time.
 A tool's folder in the run may not contain links that lead out of it.
@@ -16,10 +15,10 @@ import importlib.util
 import os
 import secrets
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,11 +29,16 @@ from attnlm.base.json_records import limited, record_from_json
 from attnlm.base.setting_fields import quoted
 from attnlm.base.suggestions import suggestion
 from attnlm.runs.run import Run
-from attnlm.see.pictures import Pixels, maps_image
+from attnlm.see.pictures import maps_image
 from attnlm.training.events import Evaluated, Finished, Started, Stepped
 
 _PROJECT = "attnlm"
 _MOST_POINTS = 1000  # points in a curve, evaluations excluded
+_NUMBERS = {
+    Stepped: "learning_rate tokens_per_second gradient_norm loss/batch=loss",
+    Evaluated: "loss/train=train_loss loss/validation=val_loss bits_per_byte accuracy",
+}
+"""The fields that are logged, by type of event; `a=b` logs the field b as a."""
 
 
 @dataclass(frozen=True)
@@ -45,95 +49,94 @@ class _Logged:
     """the run's id in the tools"""
 
 
-class TensorBoard:
-    """An adapter that writes event files to the run's folder."""
+class Tool(NamedTuple):
+    """A tool that logs a run."""
 
-    def __init__(self, run: Run, id: str, first_step: int) -> None:
-        from torch.utils.tensorboard.writer import SummaryWriter
+    log: Callable[[int, Mapping[str, Any]], object]
+    """takes a step, and its numbers, texts and images (of type Pixels) by name"""
+    close: Callable[[bool], object]
+    """writes all buffered data; the argument is True if the run is finished"""
 
-        # Discard what a killed process logged after its last saved step.
-        first_discarded = first_step + 1 if first_step else None
-        self._writer: Any = SummaryWriter(run.path / "tensorboard", purge_step=first_discarded)
-        settings = run.config.settings().items()
-        self.text(first_step, "settings", "\n".join(f"{name} = {v}" for name, v in settings))
 
-    def numbers(self, step: int, values: Mapping[str, float]) -> None:
+def tensorboard(run: Run, id: str, first_step: int) -> Tool:
+    """Write event files to the run's folder."""
+    from torch.utils.tensorboard.writer import SummaryWriter
+
+    # Discard what a killed process logged after its last saved step.
+    purged = first_step + 1 if first_step else None
+    writer: Any = SummaryWriter(run.path / "tensorboard", purge_step=purged)
+
+    def log(step: int, values: Mapping[str, Any]) -> None:
         for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
+            if isinstance(value, str):
+                # TensorBoard shows Markdown, which keeps indented text unchanged.
+                text = "".join(f"    {line}\n" for line in value.split("\n"))
+                writer.add_text(name, text, step)
+            elif isinstance(value, np.ndarray):
+                writer.add_image(name, value, step, dataformats="HWC")
+            else:
+                writer.add_scalar(name, value, step)
 
-    def text(self, step: int, name: str, text: str) -> None:
-        # TensorBoard shows Markdown, which keeps indented text unchanged.
-        self._writer.add_text(name, "".join(f"    {line}\n" for line in text.split("\n")), step)
-
-    def image(self, step: int, name: str, pixels: Pixels) -> None:
-        self._writer.add_image(name, pixels, step, dataformats="HWC")
-
-    def close(self, *, is_finished: bool) -> None:
-        self._writer.close()
-
-
-class WeightsAndBiases:
-    """An adapter for W&B project WANDB_PROJECT (default: attnlm), offline if WANDB_MODE=offline."""
-
-    name, text_type = "wandb", "Html"
-
-    def __init__(self, run: Run, id: str, first_step: int) -> None:
-        self._tool: Any = importlib.import_module(self.name)
-        settings = dict(run.config.settings())
-        self._run: Any = self._tool.init(**self._call(run, id), config=settings, resume="allow")
-
-    def _call(self, run: Run, id: str) -> dict[str, Any]:
-        project = os.environ.get("WANDB_PROJECT", _PROJECT)
-        quiet = self._tool.Settings(console="off")
-        return {"project": project, "name": run.name, "id": id, "dir": run.path, "settings": quiet}
-
-    def numbers(self, step: int, values: Mapping[str, Any]) -> None:
-        # W&B's own step counter can't go back to the step at which a killed run resumes.
-        self._run.define_metric("*", step_metric="step")
-        self._run.log({"step": step, **values})
-
-    def text(self, step: int, name: str, text: str) -> None:
-        shown = getattr(self._tool, self.text_type)(f"<pre>{html.escape(text)}</pre>")
-        self.numbers(step, {name: shown})
-
-    def image(self, step: int, name: str, pixels: Pixels) -> None:
-        self.numbers(step, {name: self._tool.Image(pixels)})
-
-    def close(self, *, is_finished: bool) -> None:
-        self._run.finish(exit_code=0 if is_finished else 1)
+    settings = run.config.settings().items()
+    log(first_step, {"settings": "\n".join(f"{name} = {value}" for name, value in settings)})
+    return Tool(log, lambda is_finished: writer.close())
 
 
-class Trackio(WeightsAndBiases):
-    """An adapter for Trackio project attnlm, on this machine or where Trackio's settings point.
+def wandb(run: Run, id: str, first_step: int) -> Tool:
+    """Log to W&B project WANDB_PROJECT (default: attnlm), offline if WANDB_MODE=offline."""
+    tool = importlib.import_module("wandb")
+    logged = tool.init(
+        project=os.environ.get("WANDB_PROJECT", _PROJECT),
+        name=run.name,
+        id=id,
+        dir=run.path,
+        config=dict(run.config.settings()),
+        settings=tool.Settings(console="off"),
+        resume="allow",
+    )
+    # W&B's own step counter can't go back to the step at which a killed run resumes.
+    logged.define_metric("*", step_metric="step")
+    return Tool(
+        lambda step, values: logged.log({"step": step, **_shown(values, tool.Html, tool.Image)}),
+        lambda is_finished: logged.finish(exit_code=int(not is_finished)),
+    )
 
-    Trackio has W&B's interface, but other names for texts and steps.
-    """
 
-    name, text_type = "trackio", "Markdown"
-
-    def _call(self, run: Run, id: str) -> dict[str, Any]:
-        return {"project": _PROJECT, "name": f"{run.name}-{id}"}
-
-    def numbers(self, step: int, values: Mapping[str, Any]) -> None:
-        self._run.log(dict(values), step=step)
-
-    def close(self, *, is_finished: bool) -> None:
-        self._tool.finish()
+def trackio(run: Run, id: str, first_step: int) -> Tool:
+    """Log to Trackio project attnlm, on this machine or where Trackio's settings point."""
+    tool = importlib.import_module("trackio")
+    name, settings = f"{run.name}-{id}", dict(run.config.settings())
+    logged = tool.init(project=_PROJECT, name=name, config=settings, resume="allow")
+    return Tool(
+        lambda step, values: logged.log(_shown(values, tool.Markdown, tool.Image), step=step),
+        lambda is_finished: tool.finish(),
+    )
 
 
-Tool = TensorBoard | WeightsAndBiases
-TOOLS: dict[str, type[Tool]] = {
-    "tensorboard": TensorBoard,
-    "wandb": WeightsAndBiases,
-    "trackio": Trackio,
+def _shown(values: Mapping[str, Any], text: Any, image: Any) -> dict[str, Any]:
+    """Return values with texts and images as objects of a tool."""
+    return {
+        name: text(f"<pre>{html.escape(value)}</pre>")
+        if isinstance(value, str)
+        else image(value)
+        if isinstance(value, np.ndarray)
+        else value
+        for name, value in values.items()
+    }
+
+
+TOOLS: dict[str, Callable[[Run, str, int], Tool]] = {
+    "tensorboard": tensorboard,
+    "wandb": wandb,
+    "trackio": trackio,
 }
-"""The adapters by package name."""
+"""The functions that start the tools, by package name."""
 
 
 def check_tools(names: Iterable[str]) -> None:
     """Raise UsageError for an unknown name, and AttnlmError if a tool's package is missing."""
     for name in names:
-        if str(name) not in TOOLS:
+        if name not in TOOLS:
             hint = suggestion(str(name), TOOLS, f"choose from {', '.join(TOOLS)}")
             raise UsageError(f"invalid value for `log`: {quoted(name)}", hint)
         spec = importlib.util.find_spec(name)
@@ -160,53 +163,38 @@ class LogListener:
 
     def __call__(self, event: object) -> None:
         self._on_event(event)
-        if isinstance(event, Started) and self._names:
-            self._start(event)
+        if isinstance(event, Started):
+            for name in dict.fromkeys(self._names):
+                with self._dropping_failed_tool(name):
+                    _check_links(event.run.path, name)
+                    self._tools[name] = TOOLS[name](event.run, _id_of(event.run), event.first_step)
         elif not self._tools:
             return
         elif isinstance(event, Stepped) and event.step >= self._next_point:
             self._next_point = event.step + (event.steps or 0) // _MOST_POINTS
-            self._log_numbers(
-                event, "learning_rate tokens_per_second gradient_norm loss/batch=loss"
-            )
+            self._log_numbers(event)
         elif isinstance(event, Evaluated):
-            losses = "loss/train=train_loss loss/validation=val_loss"
-            self._log_numbers(event, f"{losses} bits_per_byte accuracy")
+            self._log_numbers(event)
             if (snapshot := event.snapshot) is not None:
-                self._call_tools("text", snapshot.step, "sample", snapshot.text)
-                if snapshot.maps is not None:
-                    maps = maps_image(snapshot.maps)
-                    self._call_tools("image", snapshot.step, "attention", maps)
+                maps = {} if snapshot.maps is None else {"attention": maps_image(snapshot.maps)}
+                self._call("log", snapshot.step, {"sample": snapshot.text, **maps})
         elif isinstance(event, Finished):
             self._is_finished = True
-            curve = event.run.path / "curve.png"
-            if curve.exists():
-                self._call_tools("image", event.step, "curve", _pixels(curve))
 
     def close(self) -> None:
         """Close all tools, which then write their buffered data."""
-        self._call_tools("close", is_finished=self._is_finished)
+        self._call("close", self._is_finished)
         self._tools = {}
 
-    def _start(self, event: Started) -> None:
-        self._next_point = 0
-        for name in dict.fromkeys(self._names):
-            with self._dropping_failed_tool(name):
-                _check_links(event.run.path, name)
-                self._tools[name] = TOOLS[name](event.run, _id_of(event.run), event.first_step)
+    def _log_numbers(self, event: Stepped | Evaluated) -> None:
+        names = (words.partition("=") for words in _NUMBERS[type(event)].split())
+        numbers = {name: getattr(event, field or name) for name, _, field in names}
+        self._call("log", event.step, {name: x for name, x in numbers.items() if x is not None})
 
-    def _log_numbers(self, event: Stepped | Evaluated, names: str) -> None:
-        """Log fields of an event that are not None; `a=b` logs the field b as a."""
-        values = {}
-        for name, _, field in (one.partition("=") for one in names.split()):
-            values[name] = getattr(event, field or name)
-        measured = {name: value for name, value in values.items() if value is not None}
-        self._call_tools("numbers", event.step, measured)
-
-    def _call_tools(self, method: str, *arguments: Any, **options: Any) -> None:
+    def _call(self, function: str, *arguments: Any) -> None:
         for name, tool in list(self._tools.items()):
             with self._dropping_failed_tool(name):
-                getattr(tool, method)(*arguments, **options)
+                getattr(tool, function)(*arguments)
 
     @contextlib.contextmanager
     def _dropping_failed_tool(self, name: str) -> Iterator[None]:
@@ -234,15 +222,8 @@ def _check_links(run: Path, tool: str) -> None:
     names that nobody can foresee.
     """
     for folder in (run / tool, run / f".{tool}"):  # W&B prefers .wandb
-        inside = os.path.realpath(run) + f"/{folder.name}/"
+        inside = run.resolve() / folder.name
         for path in (folder, *folder.rglob("*")):
             is_link = path.is_symlink() and (path.is_dir() or path == folder)
-            if is_link and not os.path.realpath(path).startswith(inside):
+            if is_link and inside not in path.resolve().parents:
                 raise OSError(f"the link {path} leads out of its folder; remove the link")
-
-
-def _pixels(path: Path) -> Pixels:
-    from PIL import Image
-
-    with Image.open(path) as image:
-        return np.asarray(image.convert("RGB"))

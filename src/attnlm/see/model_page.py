@@ -14,7 +14,6 @@ import numpy as np
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.formatting import quantity
-from attnlm.data.dataset import ids_at
 from attnlm.model.architecture import Architecture, UnsupportedError, require_architecture
 from attnlm.runs.checkpoint import Array
 from attnlm.runs.load_model import checked_weights
@@ -28,7 +27,6 @@ LARGEST = 60_000_000
 """The limit for the parameters of a page's models together. It does not hold if `force` is set."""
 _MOST_TO_TRY = 2_000_000
 """The limit for the parameters of models beside other content, for a page of about 10 MB."""
-_EXCERPT = 200  # characters of the training text
 PageMaker = Callable[[Sequence[dict[str, Any]], str], bytes]
 
 
@@ -56,8 +54,7 @@ def export_to_html(
     """Write a page that runs the models of `runs`.
 
     `make_page` makes the page from the models' JSON values and a first text, which is `text`
-    (default: `first_text`). The excerpts of training texts come from the data sets that
-    `Run.open_dataset` finds. The file is written atomically. Raises UsageError if its name does not
+    (default: `first_text`). The file is written atomically. Raises UsageError if its name does not
     end with .html. Raises AttnlmError if `path` is a folder, if a run's files are missing or
     damaged, for a weight that float16 can't represent, and for a `text` that a tokenizer can't
     encode; and, unless `force` is set, if `path` exists or the models are too large.
@@ -110,10 +107,7 @@ def run_data(
 ) -> dict[str, Any]:
     """Return `model_data` for a run's checkpoint; default name: the run's.
 
-    The values say how the run was trained, with an excerpt of its training text if its data set is
-    still there.
-
-    Raises as `checked_weights` does.
+    The values say how the run was trained. Raises as `checked_weights` does.
     """
     summary = run_summary(run)
     origin = f"trained on {run.dataset.name}"
@@ -121,25 +115,12 @@ def run_data(
         origin = f"imported from {run.imported_from}"
     elif (result := run.result()) is not None:
         origin += f" to a loss of {result.final.val_loss:.2f}"
-    if excerpt := _excerpt(run):
-        summary["the text begins"] = excerpt
     a = require_architecture(run.config.spec, "a page that computes")
     weights = checked_weights(run, checkpoint)
     description = f"{a.name}, {run.parameters:,} parameters, {origin}"
     return model_data(
         name or run.name, a, weights, run.tokenizer, description, number_type, summary
     )
-
-
-def _excerpt(run: Run) -> str:
-    """Return the beginning of the training split, or "" if the data set is missing or changed."""
-    try:
-        dataset = run.open_dataset()
-    except AttnlmError:
-        return ""
-    ids = ids_at(dataset.train, slice(_EXCERPT), run.vocab_size, "train.bin").tolist()
-    text = dataset.tokenizer.decode_bytes(ids).decode(errors="ignore")[:_EXCERPT]
-    return f"{''.join(c if c.isprintable() else ' ' for c in text).strip()} …"
 
 
 def first_text(runs: Sequence[Run]) -> str:
@@ -163,7 +144,7 @@ def play_page(models: Sequence[dict[str, Any]], prompt: str = "", title: str = "
     The default title is the models' names.
     """
     data = {"models": models, "prompt": prompt, "title": title}
-    return render("play.html", script="play_page.js", data=data, models=models, title=title)
+    return render("play.html", script="play_page.js", data=data)
 
 
 def model_data(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
@@ -17,13 +18,18 @@ _EXPORT = r"(?m)^export (?=(?:async )?(?:class|const|function\*?) (\w+))"
 
 
 def render(
-    template: str, *, script: str = "", worker: str = "", data: object = None, **content: Any
+    template: str,
+    *,
+    script: str,
+    worker: str = "",
+    data: Mapping[str, Any],
+    **content: Any,
 ) -> bytes:
     """Return the page of a template, in UTF-8, with the stylesheet that all pages share.
 
     `script` names the JavaScript module in pages/ that the page runs, `worker` the module for which
     the page starts a worker. The page has both, and what they import. `data` holds the JSON values
-    that the scripts read.
+    that the scripts read; the template sees them too, by name, and `content`.
     """
     from markupsafe import Markup
 
@@ -35,7 +41,7 @@ def render(
         worker_scripts=_with_imports(worker),
         # Escaped, so that no text in the data can end its script element, or control a terminal.
         data=Markup(packed.translate({c: f"\\u{c:04x}" for c in (ord("<"), *range(127, 160))})),
-        **content,
+        **{**data, **content},
     )
     return html.encode(errors="backslashreplace")  # folder names may be invalid Unicode
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -29,27 +28,18 @@ from attnlm.see.pictures import Grid, HeatMaps, Numbers, Pictured
 from attnlm.see.shown_tokens import ids_within_context, token_texts, visible
 
 _BATCH_TOKENS = 2**11
-_LIKELIEST = -1
-"""stands for the id of an answer that is the likeliest next token"""
 _KINDS = {"stream": "residual stream", "attention": "attention output", "mlp": "MLP output"}
-_NO_BLOCKS = (
-    "only heads are patched: residual stream, attention and MLP outputs are known in blocks of "
-    "attnlm, which a whole model of your own does not have"
-)
-_NO_HEADS = (
-    "heads are not patched: no scaled_dot_product_attention, and no softmax times values, was "
-    "observed in each layer"
-)
 
 
 @dataclass(frozen=True, repr=False)
 class Patching(Pictured):
     """The share of the logit difference that each clean activation brings back.
 
-    0 is the corrupted pass, 1 the clean one. A share may be negative, or larger than 1.
+    0 is the corrupted pass, 1 the clean one. A share may be negative, or larger than 1. An array is
+    empty if its activations cannot be observed: whole models of your own have no blocks, and a
+    layer without `scaled_dot_product_attention`, and without softmax times values, has no heads.
     """
 
-    run: str
     model: str
     clean: list[str]
     """T tokens; … for tokens that differ from pair to pair"""
@@ -68,11 +58,6 @@ class Patching(Pictured):
     """(L, T): the output of the MLP at each token"""
     heads: Numbers
     """(L, H): a head's mixed values, weights · v before the projection, at all tokens together"""
-    missing: str
-    """what could not be observed in this model, and why, in a sentence; empty if nothing is"""
-
-    def __repr__(self) -> str:
-        return f"<Patching of {self.run!r}: {self.compared}>"
 
     @property
     def compared(self) -> str:
@@ -80,8 +65,7 @@ class Patching(Pictured):
         clean, corrupted = map(visible, self.answers[0])
         logits = f"logit of {clean} − logit of {corrupted}"
         if len(self.answers) > 1:
-            pairs = f"{len(self.answers):,} pairs"
-            logits = f"logit of the clean answer − logit of the corrupted one, mean of {pairs}"
+            logits = f"logit of the clean − of the corrupted answer, mean of {len(self.answers)}"
         after_clean, after_corrupted = self.differences
         return (
             f"{logits}: {after_clean:.3f} after the clean text (share 1), "
@@ -108,10 +92,6 @@ class Patching(Pictured):
         layers, heads = ([*numbers[:count]] for count in self.heads.shape)
         grids.append(Grid("heads", [f"layer {n}" for n in layers], heads, self.heads, "head"))
         return HeatMaps(f"{self.run}: {self.compared}", [g for g in grids if g.values.size])
-
-    def facts(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in vars(self).items()}
 
 
 def patch(
@@ -150,22 +130,19 @@ def patch(
     numbers that are not finite.
     """
     run = open_run(run)
+    if isinstance(clean, str):
+        clean, corrupted, answers = [clean], [str(corrupted)], answers and [answers]  # type: ignore[list-item]
     texts_N2T = _encoded(run, clean, corrupted)
-    given_N2 = torch.full((len(texts_N2T), 2), _LIKELIEST)
-    if answers is not None:
-        pairs = [answers] if isinstance(clean, str) else answers
-        if len(pairs) != len(texts_N2T) or any(len(pair) != 2 for pair in pairs):
-            hint = "pass (clean, corrupted), or a list of such pairs for lists of texts"
-            raise UsageError("`answers` is not a pair for each pair of texts", hint)
-        given_N2 = torch.tensor([[_answer_id(run, str(one)) for one in pair] for pair in pairs])
+    pairs = [()] * len(clean) if answers is None else [*answers]
+    answer_ids = [[_answer_id(run, one) for one in pair] for pair in pairs]
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
     sums: dict[Site, Tensor] = {}
-    answers, differences = [], []
-    for number, (texts_2T, given_2) in enumerate(zip(texts_N2T, given_N2, strict=True)):
+    compared, differences = [], []
+    for number, (texts_2T, ids) in enumerate(zip(texts_N2T, answer_ids, strict=True)):
         (on_event or ignore)(Progress("patch", number, len(texts_N2T), "pair"))
-        answers_2, d_2 = _add_recovered(model, texts_2T, given_2, sums)
-        clean_answer, other_answer = (run.tokenizer.decode([i]) for i in answers_2.tolist())
-        answers.append((clean_answer, other_answer))
+        ids, d_2 = _add_recovered(model, texts_2T, ids, sums)
+        first, second = token_texts(run.tokenizer, ids)
+        compared.append((first, second))
         differences.append(d_2)
     if not sums:
         raise AttnlmError(
@@ -174,34 +151,34 @@ def patch(
         )
     clean_d, corrupted_d = torch.stack(differences).mean(0).tolist()
     if clean_d == corrupted_d:
-        a, b = answers[0]
+        a, b = compared[0]
         raise AttnlmError(
             f"the logit of {a!r} minus that of {b!r} is {clean_d:.4g} after both texts",
             "use texts that the model continues differently, or name two tokens by `answers`",
         )
-    total = len(answers) * (clean_d - corrupted_d)
     tokens = [token_texts(run.tokenizer, ids) for ids in texts_N2T[0].tolist()]
     for side, t in (texts_N2T != texts_N2T[0]).any(0).nonzero().tolist():
         tokens[side][t] = "…"
-    stream, heads = _shares(sums, "stream", total), _shares(sums, "mixed", total)
+    total = len(compared) * (clean_d - corrupted_d)
+    stream, attention, mlp, heads = (
+        _shares(sums, kind, total) for kind in ("stream", "attended", "mlp", "mixed")
+    )
     return Patching(
         run=run.name,
         model=run.config.spec.name,
         clean=tokens[0],
         corrupted=tokens[1],
-        answers=answers,
+        answers=compared,
         differences=(clean_d, corrupted_d),
         stream=stream,
-        attention=_shares(sums, "attended", total),
-        mlp=_shares(sums, "mlp", total),
+        attention=attention,
+        mlp=mlp,
         heads=heads,
-        missing=_NO_BLOCKS if not stream.size else "" if heads.size else _NO_HEADS,
     )
 
 
-def _encoded(run: Run, clean: str | Sequence[str], corrupted: str | Sequence[str]) -> Tensor:
+def _encoded(run: Run, *sides: Sequence[str]) -> Tensor:
     """Return the ids of all pairs of texts, (N, 2, T)."""
-    sides = [[x] if isinstance(x, str) else list(x) for x in (clean, corrupted)]
     ids = [[ids_within_context(run, text) for text in side] for side in sides]
     sizes = {len(text): None for side in ids for text in side}
     if len(sizes) != 1 or len(ids[0]) != len(ids[1]):
@@ -222,22 +199,27 @@ def _answer_id(run: Run, answer: str) -> int:
 
 @torch.inference_mode()
 def _add_recovered(
-    model: LanguageModel, texts_2T: Tensor, given_2: Tensor, sums: dict[Site, Tensor]
-) -> tuple[Tensor, Tensor]:
-    """Patch a pair of texts; return the ids of the answers, and d₁ and d₀.
+    model: LanguageModel, texts_2T: Tensor, answers: list[int], sums: dict[Site, Tensor]
+) -> tuple[list[int], Tensor]:
+    """Patch a pair of texts; return the ids of the answers (default: the likeliest), and d₁ and d₀.
 
     In `sums`, each place has a number for each token, (T,), or for each head, (H,). The d − d₀ of
     the pair are added to these numbers.
     """
     places: dict[Site, Tensor] = {}  # activations of the clean and of the corrupted pass
 
-    def keep(site: Site, x: Tensor) -> Tensor:
-        return places.setdefault(site, x.clone())
+    def logits(texts_BT: Tensor, edit: Callable[[Site, Tensor], Tensor]) -> Tensor:
+        recorder = Recorder(watch=lambda _: None, edit=edit, texts=len(texts_BT))
+        with observed(model, recorder):
+            return model.next_logits(texts_BT)
 
-    logits_2V = _logits(model, texts_2T, keep)
+    def difference(logits_BV: Tensor) -> Tensor:
+        return logits_BV[:, answers[0]] - logits_BV[:, answers[1]]
+
+    logits_2V = logits(texts_2T, lambda site, x: places.setdefault(site, x.clone()))
     check_finite(logits_2V)
-    answers_2 = torch.where(given_2 == _LIKELIEST, logits_2V.argmax(-1), given_2)
-    d_2 = logits_2V[:, answers_2[0]] - logits_2V[:, answers_2[1]]
+    answers = answers or logits_2V.argmax(-1).tolist()
+    d_2 = difference(logits_2V)
     for site, (clean, corrupted) in places.items():
         sum_I = sums.setdefault(site, torch.zeros(len(clean)))
         # Equal activations, as those before the first token that differs, change nothing.
@@ -245,38 +227,28 @@ def _add_recovered(
         for index in changed.split(max(1, _BATCH_TOKENS // texts_2T.size(1))):
             if len(index):  # an empty tensor has one empty part
                 texts_BT = texts_2T[1].expand(len(index), -1)
-                logits_BV = _logits(model, texts_BT, _replacing(site, index, clean[index]))
-                sum_I[index] += logits_BV[:, answers_2[0]] - logits_BV[:, answers_2[1]] - d_2[1]
-    return answers_2, d_2
+                edit = _replacing(site, index, clean[index])
+                sum_I[index] += difference(logits(texts_BT, edit)) - d_2[1]
+    return answers, d_2
 
 
 def _replacing(site: Site, index: Tensor, values: Tensor) -> Callable[[Site, Tensor], Tensor]:
     """Return an edit that gives each text of a batch one of `values`, at an index of axis 1."""
 
     def edit(at: Site, x: Tensor) -> Tensor:
-        if at == site:
-            x = x.clone()
-            x[torch.arange(len(index)), index] = values
-        return x
+        return x.clone().index_put_((torch.arange(len(index)), index), values) if at == site else x
 
     return edit
 
 
-def _logits(
-    model: LanguageModel, tokens_BT: Tensor, edit: Callable[[Site, Tensor], Tensor]
-) -> Tensor:
-    """Return the logits of the next token, (B, V), with edited activations."""
-    recorder = Recorder(watch=lambda _: None, edit=edit, texts=len(tokens_BT))
-    with observed(model, recorder):
-        return model.next_logits(tokens_BT)
-
-
 def _shares(sums: Mapping[Site, Tensor], kind: str, total: float) -> Numbers:
     """Return the shares of a kind by layer, as far as the layers that have it are alike."""
-    layers = sorted({site.layer for site in sums if site.kind == kind})
-    rows = [torch.cat([x for s, x in sums.items() if (s.kind, s.layer) == (kind, n)])
-            for n in layers]  # fmt: skip
-    is_part = kind == "mixed" and len(rows) <= max(site.layer for site in sums)
-    if is_part or len(set(map(len, rows))) != 1:
+    rows: dict[int, list[Tensor]] = {}
+    for site, sum_I in sums.items():
+        if site.kind == kind:
+            rows.setdefault(site.layer, []).append(sum_I)
+    layers = [torch.cat(row) for _, row in sorted(rows.items())]
+    is_part = kind == "mixed" and len(layers) <= max(site.layer for site in sums)
+    if is_part or len(set(map(len, layers))) != 1:
         return np.empty((0, 0), np.float32)
-    return (torch.stack(rows) / total).numpy()
+    return (torch.stack(layers) / total).numpy()

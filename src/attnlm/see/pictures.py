@@ -95,17 +95,27 @@ class HeatMaps:
         return file.getvalue()
 
 
+@dataclass(frozen=True, repr=False)
 class Pictured(ABC):
-    """A result with tables: a notebook shows them as a picture."""
+    """What was found in a run, with tables: a notebook shows them as a picture."""
+
+    run: str
 
     @property
     @abstractmethod
     def maps(self) -> HeatMaps:
         """The result as tables."""
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.run!r}>"
+
     def __str__(self) -> str:
         """Return the tables of numbers."""
         return str(self.maps)
+
+    def facts(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in vars(self).items()}
 
     def _repr_png_(self) -> bytes:
         return self.maps.picture()

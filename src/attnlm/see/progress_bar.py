@@ -6,7 +6,6 @@ passed as `on_event`.
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from html import escape
@@ -14,9 +13,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from attnlm.base.events import Note, Progress
-from attnlm.base.formatting import escape_control_characters
+from attnlm.base.formatting import duration, escape_control_characters
 
 _SECONDS_BETWEEN_LINES = 10.0
+# tqdm's own estimate of the time left counts evaluations as steps.
+_TRAINING_FORMAT = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
 
 
 class ProgressBar:
@@ -34,7 +35,6 @@ class ProgressBar:
         self._task = ""
         self._next_line = 0.0
         self._losses: dict[str, float] = {}
-        self._best = (math.inf, 0)
 
     def __call__(self, event: object) -> None:
         """Show an event."""
@@ -58,8 +58,7 @@ class ProgressBar:
     def begin(self, task: str, total: float | None, unit: str, done: float = 0) -> None:
         """Start to show a task, in place of the previous one."""
         self.close()
-        self._task = task
-        self._losses, self._best = {}, (math.inf, 0)
+        self._task, self._losses = task, {}
         self._next_line = time.perf_counter() + _SECONDS_BETWEEN_LINES
         if _in_notebook() or sys.stderr.isatty():
             from tqdm import tqdm
@@ -74,6 +73,7 @@ class ProgressBar:
                 file=_notebook_output() if _in_notebook() else sys.stderr,
                 dynamic_ncols=True,
                 leave=False,
+                bar_format=_TRAINING_FORMAT if task == "train" else None,
             )
 
     def clear(self) -> None:
@@ -93,31 +93,27 @@ class ProgressBar:
         if isinstance(event, Started):
             self.begin("train", event.run.config.training.steps, "step", event.first_step)
         elif isinstance(event, Finished):
-            loss, step = self._best
-            best = f"; best validation loss {loss:.4f}, of step {step:,}"
             self.close()
-            _write_line(f"{event}{best if math.isfinite(loss) else ''}")
+            best = result.best if (result := event.run.result()) else None
+            said = best and f"; best validation loss {best.val_loss:.4f}, of step {best.step:,}"
+            _write_line(f"{event}{said or ''}")
         elif isinstance(event, Stepped | Evaluated):
-            left = "?"
             if isinstance(event, Stepped):
                 self._losses["train"] = event.loss
-                if self._bar is not None:
-                    left = self._bar.format_interval(event.seconds_left)
             else:
                 self._losses["validation"] = event.val_loss
-                self._best = min(self._best, (event.val_loss, event.step))
-                if self._bar is None:
+            if self._bar is None:
+                if isinstance(event, Evaluated):
                     _write_line(str(event))
-            if self._bar is not None:
-                # tqdm's own estimate of the time left counts evaluations as steps.
-                losses = "".join(f"{name} {loss:.3f}  " for name, loss in self._losses.items())
-                words = f"{losses}{event.tokens_per_second:,.0f} tokens/s"
-                counted = "{n_fmt}/{total_fmt} [{elapsed}<"
-                self._bar.bar_format = f"{{l_bar}}{{bar}}| {counted}{left}, {words}]"
-                if isinstance(event, Stepped):
-                    self._bar.total = event.steps or self._bar.total
-                self._bar.n = event.step
-                self._bar.refresh()
+                return
+            words = [f"{name} {loss:.3f}" for name, loss in self._losses.items()]
+            words.append(f"{event.tokens_per_second:,.0f} tokens/s")
+            if isinstance(event, Stepped):
+                words.insert(0, f"{duration(event.seconds_left, 2)} left")
+                self._bar.total = event.steps or self._bar.total
+            self._bar.set_postfix_str(", ".join(words), refresh=False)
+            self._bar.n = event.step
+            self._bar.refresh()
 
 
 def _notebook_output() -> Any:

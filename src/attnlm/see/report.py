@@ -15,16 +15,15 @@ import attnlm
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import OnEvent
-from attnlm.base.folders import command_for, resume_command
+from attnlm.base.folders import resume_command
 from attnlm.base.formatting import duration
-from attnlm.data.dataset import Dataset
 from attnlm.model.recorder import NotRecordedError
 from attnlm.runs.journal import Snapshot
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Result, Run, open_run, run_summary
 from attnlm.see.attend import CAUTION, Attention, compute_attention
 from attnlm.see.curves import chart_data, run_lines, run_verdict
-from attnlm.see.head_scores import PATTERNS, TooShortError
+from attnlm.see.head_scores import PATTERNS
 from attnlm.see.heads import HeadsReport, heads
 from attnlm.see.model_page import first_text, models_to_try
 from attnlm.see.page import encode_base64, render
@@ -53,12 +52,10 @@ class Report:
     attention: Attention | None
     """what the heads of a model that cannot run in a page attend to in `text`, if known"""
     heads: HeadsReport | None
-    heads_over: str
-    """the windows that the heads were measured on, or why they were not measured"""
-    data_gone: str
-    """why the data set is missing, in words; empty if it was found"""
+    not_measured: str
+    """why there are no scores of heads; empty if there are"""
     commands: Sequence[str]
-    """the commands that reproduce the run"""
+    """the commands that reproduce the run, without `prepare` if the data set is missing"""
 
     def __repr__(self) -> str:
         return f"<Report of {self.run.name!r}: {self.verdict}>"
@@ -78,7 +75,7 @@ class Report:
             "model": self.run.config.spec.name,
             "parameters": self.run.parameters,
             "parent": self.run.parent and asdict(self.run.parent),
-            "imported_from": self.run.imported_from,
+            "imported_from": self.run.imported_from or None,
             "val_loss": best and best.val_loss,
             "bits_per_byte": best and best.bits_per_byte,
             "accuracy": best and best.accuracy,
@@ -104,22 +101,19 @@ class Report:
         records = self.result.records if self.result else []
         losses = {record.step: record.val_loss for record in records}
         passage = run.ticker_passage()
-        films = _films(snapshots, len(passage))
+        has_curve = len(records) > 1
         data = {
             "models": self.models,
             "prompt": self.text,
             "attention": self.attention and _packed_attention(self.attention),
-            "curve": chart_data(run_lines(records), run.references(), "step")
-            if len(records) > 1
-            else None,
+            "curve": has_curve and chart_data(run_lines(records), run.references(), "step"),
             "snapshots": [
                 {"step": s.step, "loss": losses.get(s.step), "text": _with_symbols(s.text)}
                 for s in snapshots
             ],
-            "films": films,
+            "films": _films(snapshots, len(passage)),
             "passage": [visible(token) for token in passage],
         }
-        last = [film["scores"][-1] for film in films]
         summary = run_summary(run)
         if records:
             device = run.config.training.device
@@ -135,17 +129,8 @@ class Report:
             records=records,
             facts=summary,
             settings=spec_or_all.settings(),
-            curve=data["curve"],
-            snapshots=data["snapshots"],
             all_snapshots=len(all_snapshots),
-            films=films,
-            passage=passage,
-            models=self.models,
-            shown_film=int(np.argmax(last)) if last else 0,
-            recorded=data["attention"],
             caution=CAUTION,
-            with_text=command_for("attnlm report", run.path, "--text", "TEXT", named=True),
-            on_text=command_for("attnlm heads", run.path, "--text", "FILE", named=True),
             patterns=PATTERNS,
             version=attnlm.__version__,
         )
@@ -181,10 +166,10 @@ def _packed_attention(attention: Attention) -> dict[str, Any]:
 
 
 def _films(snapshots: Sequence[Snapshot], length: int) -> list[dict[str, Any]]:
-    """Return the heads' maps and previous-token scores over training.
+    """Return the heads' maps and previous-token scores over training, largest final score first.
 
     The result is empty if maps were not recorded, or if the passage is a single token. If a model
-    has many heads, the result has only the heads with the largest final scores.
+    has many heads, the result has only the first ones.
     """
     maps = [s.maps for s in snapshots if s.maps is not None]
     if not maps or len(maps) < len(snapshots) or length < 2:
@@ -192,16 +177,15 @@ def _films(snapshots: Sequence[Snapshot], length: int) -> list[dict[str, Any]]:
     # The previous-token scores of head_scores.py: the mean weight of the previous token.
     maps_SLHTT = np.stack(maps)
     scores_SLH = np.diagonal(maps_SLHTT, -1, -2, -1).mean(-1).astype(float).round(3)
-    films = []
-    for number in sorted(np.argsort(-scores_SLH[-1].ravel(), kind="stable")[:_MOST_FILMS]):
-        layer, head = divmod(int(number), scores_SLH.shape[-1])
-        film = {
+    films = [
+        {
             "name": f"layer {layer + 1} head {head + 1}",
             "maps": _packed(maps_SLHTT[:, layer, head]),
             "scores": scores_SLH[:, layer, head].tolist(),
         }
-        films.append(film)
-    return films
+        for layer, head in np.ndindex(*scores_SLH.shape[1:])
+    ]
+    return sorted(films, key=lambda film: -film["scores"][-1])[:_MOST_FILMS]
 
 
 def report(
@@ -241,22 +225,19 @@ def report(
     checkpoint = run.checkpoint(checkpoint).which
     begins = first_text([run]) if text is None else text
     models = models_to_try({run.name: run}, checkpoint)
-    has_maps = run.config.spec.has_attention
-    attention = None
-    if not models and has_maps and begins:
+    attention = scores = None
+    not_measured = "" if run.config.spec.has_attention else "the model has none"
+    if not models and begins and not not_measured:
         model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
         with contextlib.suppress(NotRecordedError):
             attention = compute_attention(run, model, ids_within_context(run, begins))
-    dataset: Dataset | None = None
-    data_gone = "it has no data set" if run.imported_from else ""
-    if not run.imported_from:
-        try:
-            dataset = run.open_dataset()
-        except AttnlmError as error:
-            data_gone = error.message
-    scores, heads_over = None, data_gone if has_maps else "the model has none"
-    if has_maps and (dataset is not None or run.imported_from):
-        try:
+    try:
+        if run.imported_from:
+            commands = [import_command(run)]
+        else:
+            commands = [train_command(run)]
+            commands.insert(0, prepare_command(run.open_dataset()))
+        if not not_measured:
             scores = heads(
                 run,
                 windows=windows,
@@ -265,11 +246,8 @@ def report(
                 device=device,
                 on_event=on_event,
             )
-            heads_over = scores.measured_on
-        except (NotRecordedError, TooShortError) as error:
-            heads_over = error.message
-    commands = [prepare_command(dataset)] if dataset else []
-    commands.append(import_command(run) if run.imported_from else train_command(run))
+    except AttnlmError as error:
+        not_measured = not_measured or error.message
     return Report(
         run=run,
         checkpoint=checkpoint,
@@ -278,7 +256,6 @@ def report(
         models=models,
         attention=attention,
         heads=scores,
-        heads_over=heads_over,
-        data_gone=data_gone,
+        not_measured=not_measured,
         commands=commands,
     )

@@ -15,26 +15,18 @@ def check_windows(windows: int) -> None:
         raise UsageError(f"invalid value for `windows`: {windows}", "it must be 1 to 100000")
 
 
-def encode_text(run: Run, text: str) -> list[int]:
+def ids_within_context(run: Run, text: str) -> list[int]:
     """Return at least one id: ids of `text`, after the beginning token if the tokenizer has one.
 
-    Raises UsageError for an empty text, AttnlmError if the vocabulary lacks a character.
+    Raises UsageError for an empty text, AttnlmError if the text has more than block_size tokens or
+    if the vocabulary lacks one of its characters.
     """
     if not isinstance(text, str):
         kind = type(text).__name__
         raise UsageError(f"the text is a {kind}", "the text comes first, then the run")
     if not text:
         raise UsageError("the text is empty", "use at least one character")
-    return run.tokenizer.encode_from_start(text)
-
-
-def ids_within_context(run: Run, text: str) -> list[int]:
-    """Return the ids of `text`, as `encode_text` does, if their number is at most block_size.
-
-    Raises UsageError for an empty text, AttnlmError if the text is too long or if the vocabulary
-    lacks one of its characters.
-    """
-    ids = encode_text(run, text)
+    ids = run.tokenizer.encode_from_start(text)
     limit = run.config.spec.block_size
     if len(ids) > limit:
         raise AttnlmError(

@@ -17,7 +17,6 @@ from attnlm.model.recorder import Layer, NotRecordedError, Recorder, record
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run, open_run
 from attnlm.see.attend import likeliest
-from attnlm.see.script_export import as_script
 from attnlm.see.shown_tokens import ids_within_context, token_texts, visible
 
 _SHOWN = 6  # numbers shown of a row
@@ -25,8 +24,8 @@ _CANDIDATES = 5
 
 
 @dataclass(frozen=True)
-class Step:
-    """One step: its name, its formula in terms of earlier steps, and its numbers with their axes.
+class Operation:
+    """One operation: its name, its formula in terms of earlier ones, and its numbers with axes.
 
     The axes are letters, such as "T C".
     """
@@ -41,41 +40,63 @@ class Step:
 class Trace:
     """A forward pass over a text of T tokens."""
 
-    source: Run
-    checkpoint: str
-    """best, last, or a step that was kept"""
-    text: str
+    run: str
+    model: str
     tokens: list[str]
-    steps: list[Step]
+    operations: list[Operation]
     next: list[tuple[str, float]]
     """candidates for the next token with their probabilities, likeliest first"""
 
     def __repr__(self) -> str:
-        steps = f"{len(self.steps)} steps over {len(self.tokens)} tokens"
-        return f"<Trace of {self.source.name!r}: {steps}>"
+        made = f"{len(self.operations)} operations over {len(self.tokens)} tokens"
+        return f"<Trace of {self.run!r}: {made}>"
 
     def __str__(self) -> str:
-        """Return lines of text: each step's shape, and its numbers for the last token."""
-        return "\n".join(trace_lines(self))
+        """Return `lines` of the first head."""
+        return "\n".join(self.lines())
 
-    def as_code(self) -> str:
-        """Return a PyTorch script of at most 80 lines that computes the same logits.
+    def lines(self, head: int = 1) -> Iterator[str]:
+        """Yield lines of text: each operation's shape, and the last token's numbers in one head.
 
-        The script loads the run's weights. It needs PyTorch and safetensors, not attnlm. Raises
-        AttnlmError if the run's files are missing or damaged.
+        If the text has few tokens, attention maps are shown with all rows. Heads count from 1.
+        Raises UsageError for a head that the model does not have.
         """
-        return as_script(self.source, self.text, checkpoint=self.checkpoint)
+        heads = max([o.values.size(0) for o in self.operations if o.axes[0] == "H"], default=1)
+        if not 1 <= head <= heads:
+            hint = f"{self.run} has heads 1 to {heads}"
+            raise UsageError(f"invalid value for `head`: {head}", hint)
+        shown = [visible(token) for token in self.tokens]
+        for number, one in enumerate(self.operations, 1):
+            shape = " × ".join(map(str, one.values.shape))
+            yield f"{number}. {one.name}  ({one.axes.replace(' ', ', ')}) = {shape}"
+            yield f"   {one.formula}"
+            values, prefix = one.values, ""
+            if one.axes[0] == "H":  # several heads may share their keys and values
+                values = values[(head - 1) * len(values) // heads]
+                prefix = f"head {head} of {heads}, " if heads > 1 else ""
+            if one.axes == "T":
+                numbers = zip(shown[-_SHOWN:], values[-_SHOWN:].tolist(), strict=True)
+                yield "   " + "  ".join(f"{token} {i}" for token, i in numbers)
+                continue
+            is_map = one.axes == "H T T" and len(shown) <= _SHOWN
+            for token, row in list(zip(shown, values, strict=True))[0 if is_map else -1 :]:
+                cells = "  ".join(
+                    "     −∞" if x == -torch.inf else f"{x:z7.3f}" for x in row[:_SHOWN].tolist()
+                )
+                yield f"   {prefix}{token}: {cells}{'  …' if len(row) > _SHOWN else ''}"
+        yield "next token"
+        yield from (f"  {probability:6.1%}  {visible(token)}" for token, probability in self.next)
 
     def facts(self) -> dict[str, Any]:
-        """Return steps and next tokens as JSON values."""
-        steps = []
-        for step in self.steps:
-            numbers = step.values.numpy().astype(object)
-            numbers[step.values.isneginf().numpy()] = None  # JSON does not have −∞
-            steps.append({**vars(step), "shape": [*numbers.shape], "values": numbers.tolist()})
+        """Return the fields as JSON values."""
+        operations = []
+        for one in self.operations:
+            numbers = one.values.numpy().astype(object)
+            numbers[one.values.isneginf().numpy()] = None  # JSON does not have −∞
+            shape = [*numbers.shape]
+            operations.append({**vars(one), "shape": shape, "values": numbers.tolist()})
         likeliest = [{"token": token, "probability": p} for token, p in self.next]
-        names = {"run": self.source.name, "model": self.source.config.spec.name}
-        return {**names, "tokens": self.tokens, "steps": steps, "next": likeliest}
+        return {**vars(self), "operations": operations, "next": likeliest}
 
 
 def trace(
@@ -87,9 +108,9 @@ def trace(
     """Follow one forward pass of a run (default: the one trained last) over `text`, step by step.
 
         traced = attnlm.trace("Once upon", "multi-head-001")
-        for step in traced.steps:
-            print(step.name, step.formula, step.axes, step.values.shape)
-        print(traced)  # with numbers; traced.as_code() is a script that computes the same
+        for operation in traced.operations:
+            print(operation.name, operation.formula, operation.axes, operation.values.shape)
+        print(traced)  # with numbers
 
     `checkpoint` is auto, best or last. Runs on the CPU. Raises AttnlmError if the text does not fit
     the context or the vocabulary, if files are missing or damaged, for numbers that are not finite,
@@ -97,28 +118,22 @@ def trace(
     """
     run = open_run(run)
     ids = ids_within_context(run, text)
-    checkpoint = run.checkpoint(checkpoint).which
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
     architecture = require_architecture(run.config.spec, "a trace")
     check_textbook(model, run.name)
     recorder = record(model, torch.tensor([ids]))
     probabilities_TV = torch.softmax(recorder.logits[0], -1)
-    steps = [
-        Step("tokens", "the text's ids in the vocabulary", "T", torch.tensor(ids)),
-        *_steps(architecture, recorder),
-        Step("probabilities", "softmax(logits)", "T V", probabilities_TV),
+    operations = [
+        Operation("tokens", "the text's ids in the vocabulary", "T", torch.tensor(ids)),
+        *_operations(architecture, recorder),
+        Operation("probabilities", "softmax(logits)", "T V", probabilities_TV),
     ]
-    check_finite(*(step.values for step in steps if not step.name.endswith("mask")))
+    check_finite(*(one.values for one in operations if not one.name.endswith("mask")))
     last_V = probabilities_TV[-1].numpy()
     order = likeliest(last_V, _CANDIDATES)
-    return Trace(
-        source=run,
-        checkpoint=checkpoint,
-        text=text,
-        tokens=token_texts(run.tokenizer, ids),
-        steps=steps,
-        next=list(zip(token_texts(run.tokenizer, order), last_V[order].tolist(), strict=True)),
-    )
+    candidates = list(zip(token_texts(run.tokenizer, order), last_V[order].tolist(), strict=True))
+    tokens = token_texts(run.tokenizer, ids)
+    return Trace(run.name, run.config.spec.name, tokens, operations, candidates)
 
 
 _NORMS = {
@@ -137,49 +152,49 @@ _SCORES = {
 }
 
 
-def _steps(a: Architecture, recorder: Recorder) -> Iterator[Step]:
+def _operations(a: Architecture, recorder: Recorder) -> Iterator[Operation]:
     if recorder.embedded is None:
-        yield Step("logits", "each token's row of the table", "T V", recorder.logits[0])
+        yield Operation("logits", "each token's row of the table", "T V", recorder.logits[0])
         return
     positions = " + position_embedding[0 … T−1]" if a.positions == "learned" else ""
-    yield Step("embedding", f"token_embedding[tokens]{positions}", "T C", recorder.embedded[0])
+    yield Operation("embedding", f"token_embedding[tokens]{positions}", "T C", recorder.embedded[0])
     for number, layer in enumerate(recorder.layers, 1):
         prefix = f"layer {number} " if a.layers > 1 or a.residual else ""
-        for name, formula, axes, values in _layer_steps(a, layer):
-            yield Step(prefix + name, formula, axes, values[0])
+        for name, formula, axes, values in _layer_operations(a, layer):
+            yield Operation(prefix + name, formula, axes, values[0])
     last = "stream" if a.residual else "mlp" if a.mlp != "none" else "attended"
     normed = f"norm({last})" if a.norm != "none" else last
     bias = " + bias" if a.head_bias else ""
-    yield Step("logits", f"{normed} · headᵀ{bias}", "T V", recorder.logits[0])
+    yield Operation("logits", f"{normed} · headᵀ{bias}", "T V", recorder.logits[0])
 
 
-def _layer_steps(a: Architecture, layer: Layer) -> Iterator[tuple[str, str, str, Tensor]]:
-    """Yield the steps of one block, with numbers of shape (1, …) for a batch of one text.
+def _layer_operations(a: Architecture, layer: Layer) -> Iterator[tuple[str, str, str, Tensor]]:
+    """Yield the operations of one block, with numbers of shape (1, …) for a batch of one text.
 
     Raises NotRecordedError if the queries, keys and values of an attention were not observed.
     """
     heads = layer.heads
     if heads is None and a.attention != "none":
         raise NotRecordedError
-    is_softmax = a.attention == "softmax"
     if heads is not None and layer.read is not None and layer.attended is not None:
         if a.norm != "none":
             yield "norm", _NORMS[a.norm], "T C", layer.read
+        is_softmax = a.attention == "softmax"
         if is_softmax:
             bias = " + bias" if a.qkv_bias else ""
-            placed = ["normalised"] if a.query_key_norm else []
-            placed += ["rotated by position"] if a.positions == "rotary" else []
+            placed = ["normalised"] * a.query_key_norm
+            placed += ["rotated by position"] * (a.positions == "rotary")
             then = f", {' and '.join(placed)}" if placed else ""
             yield "q", f"x · W_qᵀ{bias}{then}", "H T D", heads.query
             yield "k", f"x · W_kᵀ{bias}{then}", "H T D", heads.key
             yield "v", f"x · W_vᵀ{bias}", "H T D", heads.value
-        yield "scores", _SCORES[a.attention], "H T T", heads.scores
         later = torch.ones_like(heads.scores, dtype=torch.bool).triu(1)
         masked = heads.scores.masked_fill(later, -torch.inf)
+        joined = "the heads side by side" + (", then the projection" if a.projection else "")
+        yield "scores", _SCORES[a.attention], "H T T", heads.scores
         yield "mask", "−∞ where the key comes after the query", "H T T", masked
         yield "softmax", "eˢ / Σ eˢ along each row: the attention weights", "H T T", layer.maps
         yield "mix", f"weights · {'v' if is_softmax else 'x'}", "H T D", heads.mixed
-        joined = "the heads side by side" + (", then the projection" if a.projection else "")
         yield "attended", joined, "T C", layer.attended
     if layer.mlp is not None:
         before = "attended" if heads is not None else "x"
@@ -189,38 +204,3 @@ def _layer_steps(a: Architecture, layer: Layer) -> Iterator[tuple[str, str, str,
     if a.residual and layer.stream is not None:
         added = [name for name in ("attended", "mlp") if getattr(layer, name) is not None]
         yield "stream", " + ".join(["x", *added]), "T C", layer.stream
-
-
-def trace_lines(trace: Trace, head: int = 1) -> Iterator[str]:
-    """Yield lines of text: each step's shape, and the numbers of the last token in one head.
-
-    If the text has few tokens, attention maps are shown with all rows. Heads count from 1. Raises
-    UsageError for a head that the model does not have.
-    """
-    heads = max([s.values.size(0) for s in trace.steps if s.axes.startswith("H")], default=1)
-    if not 1 <= head <= heads:
-        raise UsageError(
-            f"invalid value for `head`: {head}", f"{trace.source.name} has heads 1 to {heads}"
-        )
-    shown = [visible(token) for token in trace.tokens]
-    for number, step in enumerate(trace.steps, 1):
-        shape = " × ".join(map(str, step.values.shape))
-        yield f"{number}. {step.name}  ({step.axes.replace(' ', ', ')}) = {shape}"
-        yield f"   {step.formula}"
-        values = step.values
-        prefix = ""
-        if step.axes.startswith("H"):  # several heads may share their keys and values
-            values = values[(head - 1) * values.size(0) // heads]
-            prefix = f"head {head} of {heads}, " if heads > 1 else ""
-        if step.axes == "T":
-            numbers = zip(shown[-_SHOWN:], values[-_SHOWN:].tolist(), strict=True)
-            yield "   " + "  ".join(f"{token} {i}" for token, i in numbers)
-            continue
-        is_map = step.axes == "H T T" and len(shown) <= _SHOWN
-        for token, row in list(zip(shown, values, strict=True))[0 if is_map else -1 :]:
-            cells = "  ".join(
-                "     −∞" if x == -torch.inf else f"{x:z7.3f}" for x in row[:_SHOWN].tolist()
-            )
-            yield f"   {prefix}{token}: {cells}{'  …' if len(row) > _SHOWN else ''}"
-    yield "next token"
-    yield from (f"  {probability:6.1%}  {visible(token)}" for token, probability in trace.next)

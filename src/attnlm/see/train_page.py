@@ -81,14 +81,9 @@ def _trainable(spec: ModelSpec) -> Architecture:
 def render_train_page(data: Mapping[str, Any]) -> bytes:
     """Return the page of JSON values that `train_page` made."""
     text = data["training"]["text"]["name"]
-    title = data.get("title", "")
+    data = {"title": "", **data}  # a page that was saved has no title
     return render(
-        "train.html",
-        script="train_page.js",
-        worker="train_worker.js",
-        data=data,
-        text=text,
-        title=title,
+        "train.html", script="train_page.js", worker="train_worker.js", data=data, text=text
     )
 
 

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from attnlm.base.errors import AttnlmError
 from attnlm.base.own_code import OwnCode
 from attnlm.compute.device import Device
 from attnlm.config.settings import Config
@@ -28,6 +29,7 @@ TRIED_WINDOWS = slice(4)
 _MOST_LOGITS = 2**22  # of a trial
 _ROUNDING = 1e-5
 """The relative difference of two results in float32 that rounding may explain."""
+_MOST_TOKENS = 2**12  # of a batch that is searched for leaks
 _LEAK = 2e-5
 """A causal model's logits change by less, as a fraction of the largest, by rounding alone."""
 
@@ -206,36 +208,85 @@ def _differs(a: Tensor, b: Tensor) -> bool:
     return bool(a.isfinite().all()) and not is_near
 
 
-def find_leak(config: Config, model: LanguageModel, ids_1T: Tensor, most: int) -> str:
-    """Return how a later token changes the logits of an earlier one; "" if none does.
+class LeakUnknownError(AttnlmError):
+    """Error for a model of which nothing can be said about later tokens."""
 
-    At most about `most` tokens are changed one by one: in evaluation, then in training. Of a model
-    that counts, or draws from a generator of its own, nothing is known.
+
+class NotCausalError(AttnlmError):
+    """Error for a model whose logits depend on later tokens."""
+
+
+def find_leak(config: Config, model: LanguageModel, most: int) -> str:
+    """Return how later tokens change the logits of an earlier one; "" if none does.
+
+    In random texts of the whole context, all tokens from one on are replaced: from each one or, in
+    a long context, from about `most` tokens at random places and at edges of chunks. This is done
+    with two texts and seeds, in evaluation and in training each. Raises LeakUnknownError if equal
+    texts give different results.
     """
-    length = ids_1T.size(1)
-    sources = {*range(1, length, max(1, length // most)), *range(1, length)[-1:]}
+    if (T := model.block_size) < 2:
+        return ""
+    rows = max(1, min(16, most // 4, _MOST_TOKENS // T, _MOST_LOGITS // (T * model.vocab_size)))
+    for seed in range(4):
+        if leak := _leak_in(config, model, most, is_training := seed > 1, seed, rows):
+            return f"{'in training, ' * is_training}{leak}"
+    return ""
 
-    def logits(is_training: bool, source: int | None = None) -> Tensor:
-        seed_generators(0, config)
-        changed_1T = ids_1T.clone()
-        if source is not None:
-            changed_1T[0, source] = (ids_1T[0, source] + 1) % model.vocab_size
-        return logits_of(model, changed_1T, is_training)[0]
 
-    for is_training in (False, True):
-        before_TV = logits(is_training)
-        tolerance = _LEAK * float(before_TV.abs().max())
-        if not (logits(is_training) - before_TV).abs().max() <= tolerance:
-            continue
-        largest = tolerance, 0, 0
-        for source in sources:
-            change_TV = logits(is_training, source)[:source] - before_TV[:source]
-            change_T = change_TV.abs().amax(-1)
-            largest = max(largest, (float(change_T.max()), source, int(change_T.argmax())))
-        change, source, target = largest
-        if source:
-            return (
-                f"{'in training, ' * is_training}the logits at token {target + 1} change by "
-                f"{change:.2g} when the later token {source + 1} changes"
+def _leak_in(
+    config: Config, model: LanguageModel, most: int, is_training: bool, seed: int, rows: int
+) -> str:
+    """Return a leak in a random text, of which a batch has `rows` copies with other endings.
+
+    Row by row, draws are the same for a batch of equal shape. A leak counts only if a text has it
+    that is computed alone, since the texts of a batch may change each other.
+    """
+    T, V = model.block_size, model.vocab_size
+    generator = torch.Generator().manual_seed(seed)
+    count = min(most, T - 1)
+    jitter_N = torch.rand(count, generator=generator, dtype=torch.float64)
+    first_N = 1 + ((torch.arange(count) + jitter_N) * ((T - 1) / count)).long().clamp(max=T - 2)
+    if 32 <= most < T - 1:
+        edges = (torch.arange(9) * T // 8)[:, None] + torch.arange(-1, 2)
+        first_N = torch.cat((first_N, edges.clamp(1, T - 1).flatten())).unique()
+
+    def repeated(ids_BT: Tensor) -> Tensor:
+        logits_BTV, again_BTV = (compute(ids_BT) for _ in range(2))
+        if not (logits_BTV - again_BTV).abs().max() <= _LEAK * logits_BTV.abs().max():
+            what = "computes NaN or infinity"
+            hint = (
+                "look for a division by 0, a logarithm of 0, or a row of scores that are all -inf"
             )
+            if logits_BTV.isfinite().all():
+                what = "computes other numbers for the same ids"
+                hint = "draw by torch, random or numpy.random, which are seeded; count in a buffer"
+            where = " in training" * is_training
+            raise LeakUnknownError(
+                f"{config.spec.name} {what}{where}: whether it sees later tokens is unknown", hint
+            )
+        return logits_BTV
+
+    def compute(ids_BT: Tensor) -> Tensor:
+        seed_generators(seed, config)
+        return logits_of(model, ids_BT, is_training)
+
+    text_BT = torch.randint(V, (1, T), generator=generator).expand(rows, T)
+    logits_BTV = repeated(text_BT)
+    for first_B in first_N.split(rows):
+        # The last batch is as large as the others, too.
+        first_B1 = torch.nn.functional.pad(first_B, (0, rows - len(first_B)), value=T)[:, None]
+        shift_BT = torch.randint(1, max(2, V), (rows, T), generator=generator)
+        is_later_BT = torch.arange(T) >= first_B1
+        changed_BT = torch.where(is_later_BT, (text_BT + shift_BT) % V, text_BT)
+        change_BT = (compute(changed_BT) - logits_BTV).abs().amax(-1).masked_fill(is_later_BT, 0)
+        if change_BT.max() <= _LEAK * logits_BTV.abs().max():
+            continue
+        if rows > 1:
+            return _leak_in(config, model, most, is_training, seed, 1)
+        repeated(changed_BT)
+        return (
+            f"the logits at token {int(change_BT.argmax()) + 1} change by "
+            f"{float(change_BT.max()):.2g} when the later tokens from {int(first_B[0]) + 1} on "
+            "change"
+        )
     return ""

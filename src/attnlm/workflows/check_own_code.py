@@ -23,7 +23,7 @@ from attnlm.model.own_modules import OwnLanguageModel
 from attnlm.model.recorder import record
 from attnlm.model.spec import ModelSpec
 from attnlm.training.optimizer import flatten_parameters
-from attnlm.training.own_code_trial import find_leak, mixes_texts
+from attnlm.training.own_code_trial import LeakUnknownError, find_leak, mixes_texts
 from attnlm.training.random_state import keeping_random_state
 from attnlm.training.recorded import check_recorded
 from attnlm.training.step import StepNotFiniteError
@@ -32,7 +32,8 @@ from attnlm.workflows.doctor import Finding
 
 _VOCAB_SIZE = 65  # as Tiny Shakespeare's characters
 _MOST_TOKENS = 64  # of a text that is checked
-_MOST_CHANGED = 32  # tokens that are changed one by one
+_FLOP_TO_TRAIN, _FLOP_TO_CHECK = 5e10, 1e12
+"""About the operations of a search for leaks: all tokens of contexts that are not too long."""
 _TOLERANCE = 1e-4
 """Results are equal if they differ by at most this fraction of the largest."""
 _TIMED = 0.05  # seconds
@@ -84,10 +85,8 @@ def _findings(config: Config, vocab_size: int) -> Iterator[Finding]:
     draw_zeros(model)
     yield _check_gradients(model, ids_BT)
     with keeping_random_state(choose_device("cpu"), config):
-        leak = find_leak(config, model, _random_ids(model, 1), _MOST_CHANGED)
+        yield _check_causality(config, model)
         is_mixing = mixes_texts(config, model, ids_BT)
-    text = leak or "logits depend on no later token"
-    yield Finding("causality", text, _CAUSAL if leak else "", is_fatal=bool(leak))
     yield _check_contexts(model)
     apart = "compute each text by itself: no sum, mean or softmax over the first axis"
     text = f"texts of a batch {'' if is_mixing else 'do not '}change each other"
@@ -174,10 +173,28 @@ def _check_gradients(model: LanguageModel, ids_BT: Tensor) -> Finding:
     return Finding("gradients", text, f"without one: {listed(without, 4)}: use or remove them")
 
 
+def _check_causality(config: Config, model: LanguageModel) -> Finding:
+    most = _affordable(config, model, _FLOP_TO_CHECK)
+    try:
+        leak = find_leak(config, model, most)
+    except LeakUnknownError as error:
+        return Finding("causality", f"unknown: {error.message}", error.hint, is_fatal=True)
+    places = model.block_size - 1
+    some = f" ({most:,} of {places:,} places were tried)" if most < places else ""
+    text = leak or f"logits depend on no later token{some}"
+    return Finding("causality", text, _CAUSAL if leak else "", is_fatal=bool(leak))
+
+
+def _affordable(config: Config, model: LanguageModel, flop: float) -> int:
+    """Return from how many tokens on a text may change, in both modes and with two seeds."""
+    of_text = config.spec.costs(model.vocab_size).forward_flops * model.block_size
+    return max(8, int(flop / (4 * max(of_text, 1))))
+
+
 def check_causal(config: Config, vocab_size: int) -> str:
     """Return what flows from later tokens to earlier ones in a model with own code; "" if nothing.
 
-    Raises AttnlmError if the model computes no finite logits.
+    Raises AttnlmError if the model computes no finite logits, or other ones for the same ids.
     """
     if not config.spec.codes:
         return ""
@@ -187,7 +204,7 @@ def check_causal(config: Config, vocab_size: int) -> str:
     if numbers.is_fatal:
         raise AttnlmError(numbers.text, numbers.remedy)
     with keeping_random_state(choose_device("cpu"), config):
-        leak = find_leak(config, model, ids_1T, most=8)
+        leak = find_leak(config, model, _affordable(config, model, _FLOP_TO_TRAIN))
     return f"{leak}; {_CAUSAL}" if leak else ""
 
 

@@ -47,8 +47,7 @@ def export(
     f16. For a page,
     `force` replaces an existing file, and allows more than 60 million parameters; `title` is its
     heading (default: the names of the runs), and `text` the text that its box begins with (default:
-    the start of the validation split). A page also says how its models were trained, with the first
-    200 characters of the training text if the data set is found.
+    the start of the validation split). A page also says how its models were trained.
 
     With `train`, the page also trains models, on the first 1 MB of a data set's text: of the data
     set `train`, or for True of the run's. `run` may then be [], for a page without a trained model:

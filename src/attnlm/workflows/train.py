@@ -32,6 +32,7 @@ from attnlm.runs.run import Run, open_run, run_from_content
 from attnlm.see.curves import CurveDrawer
 from attnlm.see.loggers import LogListener, check_tools
 from attnlm.training.loop import OnStep, fit
+from attnlm.training.own_code_trial import NotCausalError
 from attnlm.training.schedule import affordable_sample_tokens, budget_end
 from attnlm.training.state import load_or_init_state
 from attnlm.workflows.autotune import (
@@ -308,12 +309,13 @@ def _new_job(
 def refuse_leaks(config: Config, vocab_size: int, force: bool) -> str:
     """Return how the model's logits depend on later tokens; "" if they don't.
 
-    Raises AttnlmError if they do, unless `force` is True.
+    Raises NotCausalError if they do, unless `force` is True, and LeakUnknownError.
     """
     leaks = check_causal(config, vocab_size)
     if leaks and not force:
         leak, _, remedy = leaks.partition("; ")
-        raise AttnlmError(f"{config.spec.name} is not causal: {leak}", f"{remedy}; or use `force`")
+        hint = f"{remedy}; or use `force`"
+        raise NotCausalError(f"{config.spec.name} is not causal: {leak}", hint)
     return leaks
 
 

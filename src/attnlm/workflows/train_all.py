@@ -13,6 +13,7 @@ from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset
 from attnlm.model.own_parts import OwnOutputError
 from attnlm.runs.run import Run, open_run
+from attnlm.training.own_code_trial import LeakUnknownError, NotCausalError
 from attnlm.training.recorded import NotAsRecordedError
 from attnlm.training.step import StepNotFiniteError
 from attnlm.workflows.train import train
@@ -54,12 +55,13 @@ def train_all(
 
 
 def reason_of_failure(error: Exception, settings: Settings) -> str:
-    """Return why a training failed: it diverged, or its own code raised `error`, or is not what the
-    run recorded. Any other error is raised again. `settings` are those of the training.
+    """Return why a training failed: it diverged, or its own code raised `error`, or is not causal,
+    or not what the run recorded. Any other error is raised again. `settings` are the training's.
     """
     if (lines := own_traceback(error)) is not None:
         return f"its code raised {lines.splitlines()[-1]}"
-    if isinstance(error, NotAsRecordedError | OwnOutputError) or (
+    of_code = NotAsRecordedError | OwnOutputError | NotCausalError | LeakUnknownError
+    if isinstance(error, of_code) or (
         isinstance(error, AttnlmError) and isinstance(error.__cause__, StepNotFiniteError)
     ):
         return error.message

@@ -1,5 +1,5 @@
 /* Models that compute in a page: text, next tokens and generated texts before and after a change, attention,
-   walkthrough, logit lens and embeddings.
+   walkthrough and logit lens.
 
    For the console and for tests: attnlm.models is a list. Each model has
      name                        the run's name
@@ -18,7 +18,6 @@ import {largestIndices} from "./arrays.js";
 import {showTable} from "./bigram_table.js";
 import {addTooltip, bars, element, page, percent, visible, visibleText} from "./components.js";
 import {Condition} from "./condition.js";
-import {embeddingPlot} from "./embedding_plot.js";
 import {HeadsView} from "./heads_view.js";
 import {tokenText} from "./labels.js";
 import {darkness} from "./maps.js";
@@ -51,7 +50,6 @@ export class ModelPage {
   generation = null; // {isStopped}, during generation
   seed = null; // of the generated texts
   tokenRandom = null; // draws the tokens of “One token”
-  plots = new Map(); // of embeddings, by model
   onIdle = () => {}; // called when everything is shown
 
   constructor(models, prompt) {
@@ -134,8 +132,7 @@ export class ModelPage {
   /* Show another model in place of the last one. */
   replaceLastModel(model) {
     this.stopGeneration();
-    const [replaced] = this.models.splice(-1, 1, model);
-    this.plots.delete(replaced);
+    this.models.splice(-1, 1, model);
     const state = this.states.at(-1);
     state.after = new Condition(model);
     state.before = null;
@@ -181,7 +178,6 @@ export class ModelPage {
       () => this.showWalkthrough(),
       () => showLens(this.condition, isStopped),
       () => showAdded(this.condition),
-      () => this.showEmbeddings(),
     ];
     for (const show of parts) {
       if (isStopped()) return;
@@ -399,16 +395,6 @@ export class ModelPage {
   }
 
   showWalkthrough() { if (!this.generation) this.walkthrough.show(this.condition); }
-
-  async showEmbeddings() {
-    const {model} = this;
-    const ids = new Set(this.condition.cache.ids);
-    if (!this.plots.has(model)) this.plots.set(model, await embeddingPlot(model));
-    page.embeddings.replaceChildren(this.plots.get(model));
-    for (const label of page.embeddings.querySelectorAll("[data-id]")) {
-      label.classList.toggle("now", ids.has(Number(label.dataset.id)));
-    }
-  }
 }
 
 function conditionsOf({before, after}) { return before ? [before, after] : [after]; }

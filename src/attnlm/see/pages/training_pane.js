@@ -1,19 +1,15 @@
 /* A pane: a model in training, with its worker and all that the page shows about it. */
 
-import {largestIndices, softmax, tensorRow} from "./arrays.js";
 import {drawChart, stepAt} from "./chart.js";
-import {
-  addCells, bars, chooseByKeys, element, page, percent, setChosen, visible, visibleText, withCommas,
-} from "./components.js";
+import {chooseByKeys, element, page, setChosen, visibleText, withCommas} from "./components.js";
 import {initialWeights} from "./initial_weights.js";
 import {headName, headNames, tokenText} from "./labels.js";
-import {attentionMap, drawMap, tableCanvas} from "./maps.js";
+import {attentionMap, drawMap} from "./maps.js";
 import {Model} from "./model.js";
 import {download, tensorFile} from "./saved_files.js";
 
 export const MOST_PASSAGE = 32; // tokens of the maps
 const SAMPLED = 400; // tokens
-const SHOWN_NEXT = 5; // tokens
 
 /* What a pane knows of a run: the training of a model from new weights. */
 class PaneRun {
@@ -184,16 +180,14 @@ export class Pane {
     return new Model({name: "trained here", architecture: this.rung.architecture, weights, tokenizer, first});
   }
 
-  /* Show a snapshot: losses, a sample, and maps or tables. */
+  /* Show a snapshot: losses, a sample, and maps. */
   show() {
     if (!this.shown) return;
     this.model = this.modelOf(this.shown.weights).withSilenced(this.model.silencedHeads);
     this.showChart();
     this.showSample();
-    this.parts.tables.hidden = this.model.depth > 0;
     this.parts.inside.hidden = this.model.depth === 0;
     if (this.model.depth) this.showHeads();
-    else this.showTables();
     this.trainPage.follow(this);
   }
 
@@ -228,28 +222,13 @@ export class Pane {
     if (model === this.model) this.parts.sample.textContent = visibleText(model.decode([...ids, ...sampled]));
   }
 
-  /* Show the probabilities of a bigram and the counted ones. */
-  showTables() {
-    const {counted, characters} = this.corpus;
-    const learned = characters.map((_, id) => softmax(tensorRow(this.model.embeddings, id)));
-    const sentence = (r, c) => `“${visible(characters[c])}” after “${visible(characters[r])}”: `
-      + `learned ${percent(learned[r][c])}, counted ${percent(counted[r][c])}`;
-    const note = element("p", {class: "note", "aria-live": "polite"},
-      "A row for each character, a column for the next one.");
-    const choose = (r, c) => { note.textContent = sentence(r, c); };
-    this.parts.tables.replaceChildren(
-      tableFigure("learned", learned, sentence, choose),
-      tableFigure("counted in the text", counted, sentence, choose),
-      note);
-  }
-
   showHeads() {
     const {model, parts, layer, head} = this;
     const passage = this.trainPage.passage();
     const ids = model.context(passage.length ? passage : [model.first]);
     const tokens = ids.map((id) => tokenText(model, id));
     const allOn = model.withSilenced([]);
-    this.showNextTokens(softmax(model.logits(ids)), softmax(allOn.logits(ids)));
+    allOn.logits(ids);
     const {layers} = allOn.cache;
     const rowOf = (l, h) => (t) => layers[l][t].attention[h];
     this.showThumbnails(layers.length, ids.length, rowOf);
@@ -260,18 +239,6 @@ export class Pane {
     const silenced = model.silencedHeads;
     if (silenced.length === 0) parts.cost.textContent = "";
     else this.post("evaluate", {step: this.shown.step, weights: this.shown.weights, silenced});
-  }
-
-  /* Show the likeliest next tokens: with the heads that are off, and with all heads on if these are not all. */
-  showNextTokens(probabilities_V, allOn_V) {
-    const {model} = this;
-    const isOff = model.silencedHeads.length > 0;
-    const largest_V = allOn_V.map((x, id) => Math.max(x, probabilities_V[id]));
-    const likeliest = largestIndices(largest_V, SHOWN_NEXT)
-      .filter((id, n) => n === 0 || allOn_V[id] + probabilities_V[id] >= 0.001);
-    const rows = likeliest.map((id) => [tokenText(model, id), probabilities_V[id], isOff ? allOn_V[id] : undefined]);
-    const title = isOff ? "Next token: all heads on → heads off" : "Next token";
-    this.parts.next.replaceChildren(element("h3", {}, title), bars(rows));
   }
 
   /* Show the maps of all heads. `rowOf(layer, head)` returns a function from a token to its attention weights. */
@@ -306,23 +273,4 @@ export class Pane {
     this.showHeads();
     this.trainPage.follow(this);
   }
-}
-
-/* Return a picture of probabilities. `sentence(r, c)` describes a cell; `choose(r, c)` is called with a chosen one. */
-function tableFigure(name, rows, sentence, choose) {
-  const V = rows.length;
-  const table = element("div", {class: "table", role: "img", tabindex: 0, "aria-label": `probabilities, ${name}`},
-    tableCanvas(rows));
-  let cell = [0, 0];
-  addCells(table, {
-    rows: V,
-    columns: V,
-    current: () => cell,
-    choose: (r, c) => {
-      cell = [r, Math.min(c, V - 1)];
-      choose(...cell);
-    },
-    tooltipOf: sentence,
-  });
-  return element("figure", {}, table, element("figcaption", {}, name));
 }

@@ -82,27 +82,15 @@ export class WalkthroughView {
     showArithmetic(equation(result, r, c), explain(r, c));
   }
 
-  /* Go to a step; after the last one, to the next layer. The result of the step before moves to its place among the
-     operands. */
+  /* Go to a step; after the last one, to the next layer. */
   moveTo(number) {
-    const {figure, steps, headsView} = this;
+    const {steps, headsView} = this;
     if (number === steps.length) {
       this.name = "";
       headsView.chooseHead((headsView.layer + 1) * headsView.attention.heads + headsView.head);
       return;
     }
-    if (!document.startViewTransition || matchMedia("(prefers-reduced-motion: reduce)").matches) {
-      this.showStep(number);
-      return;
-    }
-    figure.node.style.viewTransitionName = "moved";
-    let moved;
-    document.startViewTransition(() => {
-      this.showStep(number);
-      const operands = [...page.walkthrough.querySelectorAll(".operands figure")];
-      moved = operands.find(({dataset}) => dataset.name === figure.name);
-      if (moved) moved.style.viewTransitionName = "moved";
-    }).finished.then(() => { if (moved) moved.style.viewTransitionName = ""; });
+    this.showStep(number);
   }
 }
 
