@@ -49,10 +49,14 @@ _SNAPSHOT_TOKENS = 2**8
 _INDUCTION = PATTERNS.index("induction")
 
 
+class TooShortError(AttnlmError):
+    """Raised when windows have too few tokens to measure heads."""
+
+
 def check_length(tokens: int) -> None:
-    """Raise AttnlmError if windows have too few tokens to measure heads."""
+    """Raise TooShortError if windows have fewer than two tokens."""
     if tokens < 2:
-        raise AttnlmError(
+        raise TooShortError(
             f"windows of {max(0, tokens)} tokens are too short to measure heads",
             "use a longer text, or a run with a larger context",
         )

@@ -23,7 +23,7 @@ from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Result, Run, open_run, run_summary
 from attnlm.see.attend import CAUTION, Attention, compute_attention
 from attnlm.see.curves import chart_data, run_lines, run_verdict
-from attnlm.see.head_scores import PATTERNS
+from attnlm.see.head_scores import PATTERNS, TooShortError
 from attnlm.see.heads import HeadsReport, heads
 from attnlm.see.model_page import first_text, models_to_try
 from attnlm.see.page import encode_base64, render
@@ -231,13 +231,14 @@ def report(
         model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
         with contextlib.suppress(NotRecordedError):
             attention = compute_attention(run, model, ids_within_context(run, begins))
-    try:
-        if run.imported_from:
-            commands = [import_command(run)]
-        else:
-            commands = [train_command(run)]
+    commands = [import_command(run) if run.imported_from else train_command(run)]
+    if not run.imported_from:
+        try:
             commands.insert(0, prepare_command(run.open_dataset()))
-        if not not_measured:
+        except AttnlmError as error:
+            not_measured = not_measured or error.message
+    if not not_measured:
+        try:
             scores = heads(
                 run,
                 windows=windows,
@@ -246,8 +247,8 @@ def report(
                 device=device,
                 on_event=on_event,
             )
-    except AttnlmError as error:
-        not_measured = not_measured or error.message
+        except (NotRecordedError, TooShortError) as error:
+            not_measured = error.message
     return Report(
         run=run,
         checkpoint=checkpoint,

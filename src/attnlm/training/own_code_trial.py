@@ -220,7 +220,7 @@ def find_leak(config: Config, model: LanguageModel, most: int) -> str:
     """Return how later tokens change the logits of an earlier one; "" if none does.
 
     In random texts of the whole context, all tokens from one on are replaced: from each one or, in
-    a long context, from about `most` tokens at random places and at edges of chunks. This is done
+    a long context, from about `most` tokens at random places, and near the ends or edges of chunks. This is done
     with two texts and seeds, in evaluation and in training each. Raises LeakUnknownError if equal
     texts give different results.
     """
@@ -246,8 +246,9 @@ def _leak_in(
     count = min(most, T - 1)
     jitter_N = torch.rand(count, generator=generator, dtype=torch.float64)
     first_N = 1 + ((torch.arange(count) + jitter_N) * ((T - 1) / count)).long().clamp(max=T - 2)
-    if 32 <= most < T - 1:
-        edges = (torch.arange(9) * T // 8)[:, None] + torch.arange(-1, 2)
+    if most < T - 1:
+        parts = 8 if most >= 32 else 1
+        edges = (torch.arange(parts + 1) * T // parts)[:, None] + torch.arange(-1, 3)
         first_N = torch.cat((first_N, edges.clamp(1, T - 1).flatten())).unique()
 
     def repeated(ids_BT: Tensor) -> Tensor:

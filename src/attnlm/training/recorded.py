@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import atexit
 import contextlib
 import functools
 import json
@@ -222,6 +223,13 @@ def _start_opener(seed: str) -> subprocess.Popen[str]:
         encoding="utf-8",
         start_new_session=True,
     )
+
+
+@atexit.register
+def _end_openers() -> None:
+    for (pid, _), opener in _OPENERS.items():
+        if pid == os.getpid():
+            opener.communicate()
 
 
 def open_runs() -> None:

@@ -32,7 +32,7 @@ from attnlm.workflows.doctor import Finding
 
 _VOCAB_SIZE = 65  # as Tiny Shakespeare's characters
 _MOST_TOKENS = 64  # of a text that is checked
-_FLOP_TO_TRAIN, _FLOP_TO_CHECK = 5e10, 1e12
+_FLOP_TO_TRAIN, _FLOP_TO_CHECK = 1e10, 1e12
 """About the operations of a search for leaks: all tokens of contexts that are not too long."""
 _TOLERANCE = 1e-4
 """Results are equal if they differ by at most this fraction of the largest."""
