@@ -24,7 +24,7 @@ help:
 	@echo "make emulator   install emulators of ARM64 and Windows"
 	@echo "make cuda       the tests of an NVIDIA GPU, then GPT-2's speed on it"
 	@echo "make test-slow  the tests that take minutes"
-	@echo "make trials     robustness tests, TRIALS=\"kill or disk\" or all; CASES=60: so many of each test"
+	@echo "make trials     robustness tests, TRIALS=\"kill or disk\" or all; CASES=20: so many of each test"
 	@echo "make patches    check that the tests notice faults made on purpose"
 	@echo "make audit      known vulnerabilities in the dependencies; needs a network"
 	@echo "make bench      compare speed with other programs, PARTS=\"steps sample …\" or all"
@@ -76,7 +76,7 @@ test-all: $(READY)
 	for system in darwin win32; do \
 		$(BIN)/mypy --platform $$system --cache-dir .mypy_cache/$$system src || exit 1; done
 	$(MAKE) test-slow processors
-	$(MAKE) trials CASES=60
+	$(MAKE) trials CASES=20
 	if $(MAKE) index; then $(MAKE) --old-file index newest oldest; fi
 	cp build/green .ci/green
 
