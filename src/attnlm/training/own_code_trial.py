@@ -220,9 +220,9 @@ def find_leak(config: Config, model: LanguageModel, most: int) -> str:
     """Return how later tokens change the logits of an earlier one; "" if none does.
 
     In random texts of the whole context, all tokens from one on are replaced: from each one or, in
-    a long context, from about `most` tokens at random places, and near the ends or edges of chunks. This is done
-    with two texts and seeds, in evaluation and in training each. Raises LeakUnknownError if equal
-    texts give different results.
+    a long context, from about `most` tokens at random places and near the ends or edges of chunks.
+    This is done with two texts and seeds, in evaluation and in training each. Raises
+    LeakUnknownError if equal texts give different results.
     """
     if (T := model.block_size) < 2:
         return ""
