@@ -12,6 +12,7 @@ import argparse
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -369,6 +370,8 @@ def _outcome(patch: Patch, markers: str) -> str:
             failed = re.search(r"^(?:FAILED|ERROR) tests/(\S+)", done.stdout, flags=re.MULTILINE)
             if failed is not None:
                 return f"{place}: {failed[1]}"
+            if done.returncode in (2, -signal.SIGTERM):  # of a signal that nothing answered
+                return f"{place}: the tests were interrupted"
             if done.returncode not in (0, 5):  # 5: all were deselected
                 return f"pytest ended with {done.returncode}"
     return "SURVIVED"
