@@ -176,7 +176,9 @@ class StopAt:
         if isinstance(event, Note):
             self.is_near = event.text.startswith(self.note)
         is_step = isinstance(event, Evaluated) and getattr(event, "step", None) == self.step
-        if self.is_near and (is_step or self.step is None):
+        if self.is_near and self.step is None:
+            raise KeyboardInterrupt  # SIGINT, unless a shell started the tests in the background
+        if self.is_near and is_step:
             signal.raise_signal(signal.SIGINT)
 
 
