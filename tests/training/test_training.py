@@ -369,6 +369,10 @@ def test_exist_ok_takes_a_run_with_the_same_configuration(train: Any) -> None:
     (run.path / "metrics.jsonl").unlink()
     with pytest.raises(AttnlmError, match=r"metrics\.jsonl is damaged"):
         train("bigram", name="mine", exist_ok=True)
+    run.last.unlink()  # what it learned is in the best checkpoint
+    with pytest.raises(AttnlmError, match="cannot be resumed"):
+        train("bigram", name="mine", exist_ok=True)
+    assert run.best.exists()
 
 
 # --- Listeners, disks and folders -----------------------------------------------------------------

@@ -192,6 +192,7 @@ def test_curves_are_drawn_for_a_paper(
     [
         ((), {}, "no group of runs"),
         (("narrow-*",), {}, "there is only one group"),
+        (("narrow-*", "narrow-*"), {}, "is named twice"),
         (("narrow-*", "narrow-1,wide-1"), {}, "narrow-1 is in two groups"),
         (("narrow-*", "wide-1"), {}, "wide-1 has one run"),
         (("narrow-*", "wide-*"), {"measure": "los"}, "invalid value for `measure`"),
@@ -219,6 +220,12 @@ def test_missing_copied_and_unfinished_runs_are_refused_by_name(root: Path, tmp_
     with pytest.raises(UsageError, match="wide-2 and wide-copy have the same seed and settings"):
         of("narrow-*", "wide-*", root=tmp_path)
     shutil.rmtree(tmp_path / "wide-copy")
+    shutil.copytree(root / "wide-3", tmp_path / "lost")
+    (tmp_path / "lost" / "metrics.jsonl").unlink()
+    for options in ({}, {"target": 2.0}):
+        with pytest.raises(AttnlmError, match="lost"):
+            of("narrow-*", "lost", root=tmp_path, **options)
+    shutil.rmtree(tmp_path / "lost")
     dataset = attnlm.open_run(root / "wide-1").dataset.path
     attnlm.train(
         dataset,

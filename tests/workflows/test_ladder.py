@@ -405,6 +405,15 @@ def test_rungs_that_fail_leave_the_others_to_be_compared(ladders: Ladders, tmp_p
     assert not any(note.startswith("rung 1 of 8") for note in notes)
 
 
+def test_a_rung_that_diverges_while_it_is_timed_fails_alone(
+    ladders: Ladders, tmp_path: Path
+) -> None:
+    (tmp_path / "part.py").write_text(FAILING)
+    rungs = (f"{SMALL}{tmp_path}/part.py:Diverges", "bigram")
+    bigram, diverged = ladders.train(tmp_path, rungs=rungs, steps=None, budget=2.0).groups
+    assert bigram.results and "no longer finite" in (diverged.failed or "")
+
+
 def test_a_command_with_a_failed_rung_shows_the_others_and_exits_with_1(
     ladders: Ladders, tmp_path: Path
 ) -> None:

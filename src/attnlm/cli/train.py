@@ -223,7 +223,7 @@ def _report(run: attnlm.Run, json: bool, quiet: bool) -> None:
         "accuracy": result.final.accuracy,
         "tokens_per_second": last.tokens_per_second,
         "whole": {which: asdict(measured) for which, measured in result.whole.items()},
-        "leaks": run.leaks,
+        "leaks": run.leaks or None,
     }
     console.print_result_or_json(str(run.path), facts, json)
 

@@ -128,7 +128,7 @@ def is_main() -> bool:
 @functools.cache
 def end_with_launcher() -> None:
     """Stop this process, as SIGTERM does, as soon as the torchrun that started it is gone."""
-    launcher = int(os.environ.get(LAUNCHER) or os.getppid())
+    launcher = int(os.environ.pop(LAUNCHER, 0)) or os.getppid()  # not for what this one starts
 
     def watch() -> None:
         while os.getppid() == launcher:

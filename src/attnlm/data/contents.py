@@ -469,6 +469,8 @@ def _read_ids(path: Path, options: PrepareOptions) -> NDArray[Any]:
     except (ValueError, EOFError) as error:
         reason = " ".join(str(error).split())
         raise AttnlmError(f"{path} holds no ids: {reason}", "check the file and `dtype`") from None
+    except OSError as error:
+        raise AttnlmError(f"cannot read {path}: {error.strerror}", "check its name") from None
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise AttnlmError(
             f"{path} holds an array of {ids.dtype} with {ids.ndim} dimensions",

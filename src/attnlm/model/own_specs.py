@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from attnlm.base.errors import UsageError
@@ -24,7 +24,7 @@ class OwnModel:
 
     code: OwnCode
     block_size: int
-    arguments: Settings
+    arguments: Settings = field(hash=False)
     """the values of the code's arguments that have defaults, by name"""
     preset = ""
     has_blocks = False

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from attnlm.base import files
 from attnlm.base.atomic_folders import move_to_free, numbered_paths, workspace
 from attnlm.base.errors import AttnlmError
-from attnlm.base.folders import check_name, resume_command, write_latest
+from attnlm.base.folders import DATA_DIR, check_name, resume_command, write_latest
 from attnlm.config.settings import Config
 from attnlm.data.dataset import Dataset
 from attnlm.model.own_arguments import CODE
@@ -31,6 +31,7 @@ def create_run(
     *,
     name: str | None,
     checkpoint_dir: Path,
+    data_dir: Path = Path(DATA_DIR),
     parent: ParentRecord | None = None,
     leaks: str = "",
 ) -> Run:
@@ -63,6 +64,7 @@ def create_run(
         dataset=facts,
         parent=parent,
         leaks=leaks,
+        data_dir=data_dir,
     )
     return _create_folder(run, dataset.tokenizer, name)
 

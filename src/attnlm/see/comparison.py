@@ -15,6 +15,7 @@ from typing import Any
 
 import attnlm
 from attnlm.base import files
+from attnlm.base.errors import UsageError
 from attnlm.base.folders import flag
 from attnlm.base.formatting import duration, listed
 from attnlm.base.setting_fields import fields_of
@@ -308,7 +309,7 @@ class Comparison:
         if pair.seeds_needed is None:
             return f"{none}: one of {amount} would take over 100 seeds"
         both = [one for one in self.measured if one.name in pair.groups]
-        more = [pair.seeds_needed - len(one.runs) for one in both]
+        more = [max(0, pair.seeds_needed - len(one.runs)) for one in both]
         means = [statistics.fmean(r.last.seconds for r in one.results) for one in both]
         takes = duration(sum(n * seconds for n, seconds in zip(more, means, strict=True)), 2)
         return (
@@ -449,6 +450,9 @@ class Comparison:
         """
         path = Path(path)
         kind = path.suffix.lower().removeprefix(".")
+        if kind not in ("html", "csv", "tex", "png", "svg", "pdf"):
+            hint = "end it with .html, .csv, .tex, .png, .svg or .pdf"
+            raise UsageError(f"{path} has no known kind of file", hint)
         if kind == "html":
             content = self._page()
         elif kind == "csv":

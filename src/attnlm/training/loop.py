@@ -62,8 +62,6 @@ def fit(
     signal, saves the run if a step was made, then raises Interrupted.
     """
     with keeping_random_state(state.device, run.config):
-        if processes.is_main:
-            check_recorded(run.config, state.model, state.device)
         schedule = Schedule(run.config, state, dataset.val_tokens, ends, processes)
         stepper = Stepper(state, run.config, dataset, processes, schedule)
 

@@ -74,10 +74,11 @@ def check_recorded(config: Config, model: LanguageModel, device: Device) -> None
         restoring(model),
     ):
         folder = Path(name)
-        (folder / CODE).mkdir()
-        for code in config.codes:
-            (folder / CODE / code.file).write_bytes(code.content())
-        files.write_json(folder / _CONFIG, config.settings())
+        with files.explaining_os_errors(folder):
+            (folder / CODE).mkdir()
+            for code in config.codes:
+                (folder / CODE / code.file).write_bytes(code.content())
+            files.write_json(folder / _CONFIG, config.settings())
         draw_zeros(model)
         drop_by(model, ())
         parameters = model.named_parameters()

@@ -62,6 +62,8 @@ def compare(
     for group in groups:
         members = _members(group, root, is_alone=len(groups) == 1)
         words.append(str(group) if isinstance(group, str | Path) else next(iter(members)))
+        if twice := named.keys() & members.keys():
+            raise UsageError(f"the group {min(twice)} is named twice", "name each group once")
         named |= members
     if by is not None:
         named = _by_setting(named, by)
@@ -207,6 +209,8 @@ def _check_group(group: Group, *, needs_seeds: bool) -> None:
     """Raise UsageError for a run that gives no fair loss, or a group without a spread."""
     seen: dict[object, Run] = {}
     for run in group.runs:
+        if not run.evaluations() and not run.imported_from:
+            raise AttnlmError(f"{run.name} has no evaluations", f"restore {run.path}/metrics.jsonl")
         if run.imported_from:
             raise UsageError(f"{run.name} was imported: it has no seed", "compare trained runs")
         if run.leaks:

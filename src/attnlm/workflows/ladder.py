@@ -77,16 +77,16 @@ def ladder(
             print(rung.name, rung.mean, rung.text)
         compared.save("ladder.html")
 
-    The result has a group for each rung, in the given order. A rung is a model, or a variant such
-    as `transformer:learning_rate=0.005`; default: bigram, average, single-head, multi-head and
-    transformer. Each rung is trained with `seeds` seeds (default: 1), from `seed` on. With one
-    seed, the run is named `<ladder>-<rung>`. Each rung is compared with each earlier one, or if
-    `baseline` names a rung, with that. `steps` are the updates of each run. `budget` takes their
-    place: about the seconds of all rungs together (default: 120), for which a few steps of each
-    rung are timed first. Each model continues `prompt` by `tokens` tokens (default: 200); a model
-    of questions with answers answers it instead, by default a question of the validation split.
-    `resume` names a ladder to resume; other arguments must equal the original ones. `on_event`
-    receives all events of `train`.
+    The result has a group for each rung, in the given order; those that failed come last. A rung is
+    a model, or a variant such as `transformer:learning_rate=0.005`; default: bigram, average,
+    single-head, multi-head and transformer. Each rung is trained with `seeds` seeds (default: 1),
+    from `seed` on. With one seed, the run is named `<ladder>-<rung>`. Each rung is compared with
+    each earlier one, or if `baseline` names a rung, with that. `steps` are the updates of each run.
+    `budget` takes their place: about the seconds of all rungs together (default: 120), for which a
+    few steps of each rung are timed first. Each model continues `prompt` by `tokens` tokens
+    (default: 200); a model of questions with answers answers it instead, by default a question of
+    the validation split. `resume` names a ladder to resume; other arguments must equal the original
+    ones. `on_event` receives all events of `train`.
 
     `tune` names a number of the training, such as learning_rate. Each rung gets the best of five
     values, 1/4 to 4 times its default. Each is tried with the first seed for a fifth of the steps,

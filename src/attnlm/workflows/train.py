@@ -33,6 +33,7 @@ from attnlm.see.curves import CurveDrawer
 from attnlm.see.loggers import LogListener, check_tools
 from attnlm.training.loop import OnStep, fit
 from attnlm.training.own_code_trial import NotCausalError
+from attnlm.training.recorded import check_recorded
 from attnlm.training.schedule import affordable_sample_tokens, budget_end
 from attnlm.training.state import load_or_init_state
 from attnlm.workflows.autotune import (
@@ -189,6 +190,8 @@ def _trained(
     run, processes, training = job.run, call.processes, job.run.config.training
     use_precision(device)
     state = load_or_init_state(run, device, job.is_fresh, processes)
+    if processes.is_main:  # not within the budget: it starts another Python
+        check_recorded(run.config, state.model, device)
     ends = None
     if training.budget is not None:
         ends = budget_end((1 - state.progress) * training.budget, call.began)
@@ -207,7 +210,7 @@ def _trained(
         return run
     if run.config.codes:
         # What it computes no longer changes with a notebook.
-        run = open_run(run.name, checkpoint_dir=run.path.parent)
+        run = open_run(run.path.absolute(), data_dir=call.data_dir)
     measure_on_whole(run, dataset, call.on_event)
     return run
 
@@ -287,9 +290,13 @@ def _new_job(
         _check_same(run, request, data, record)
         if run.last.exists():
             return _taken_job(call, run, data)
-        with run.training_lock():
-            pass  # no other process trains it
-        delete_folder(run.path)  # nothing was saved yet: start again
+        if run.kept_steps() or (run.best.exists() and run.facts(run.best).step):
+            raise AttnlmError(
+                f"{run.last} is missing, so that {run.name} cannot be resumed",
+                "choose another `name`, or copy the file back",
+            )
+        with run.training_lock():  # no other process trains it
+            delete_folder(run.path)  # nothing was saved yet: start again
     leaks = refuse_leaks(request.config, data.vocab_size, force)
     config, device = complete_config(request, data, call.began, call.on_event)
     run = create_run(
@@ -298,6 +305,7 @@ def _new_job(
         parameter_count(config.spec, data.vocab_size),
         name=name,
         checkpoint_dir=call.checkpoint_dir,
+        data_dir=call.data_dir,
         parent=record,
         leaks=leaks,
     )
