@@ -177,7 +177,8 @@ def _check_forms(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> No
 
 _ENVIRONMENT = re.compile(
     "(HOME|LANG|LD_LIBRARY_PATH|PATH|PYTHONPATH|SYSTEMROOT|TE?MP|TMPDIR|USERPROFILE|VIRTUAL_ENV)"
-    "|(ATTNLM|CONDA|CUDA|DYLD|GOMP|KMP|LC|MKL|NVIDIA|OMP|OPENBLAS|PYTORCH|TORCH|TRITON|XDG)_.*"
+    "|(ATEN|ATTNLM|CONDA|CUDA|DNNL|DYLD|GOMP|KMP|LC|MKL|NVIDIA|OMP|ONEDNN|OPENBLAS)_.*"
+    "|(PYTORCH|TORCH|TRITON|XDG)_.*"
 )
 """the variables that Python and the libraries need: own code that reads another one is found"""
 _OPENERS: dict[tuple[int, str], subprocess.Popen[str]] = {}
