@@ -297,7 +297,7 @@ def _explaining_not_finite_errors(run: Run, state: TrainingState) -> Iterator[No
         hint = f"lower `learning_rate` {training.learning_rate:g}"
         if training.gradient_clip is None:
             hint += " or add `gradient_clip` 1"
-        raise AttnlmError(f"the {error}", f"{hint}; {_saved_in_words(run, state)}") from error
+        raise AttnlmError(error.message, f"{hint}; {_saved_in_words(run, state)}") from error
 
 
 def _saved_in_words(run: Run, state: TrainingState) -> str:

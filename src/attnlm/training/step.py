@@ -77,12 +77,15 @@ def new_batches(config: Config, dataset: Dataset, rows: slice) -> Batches:
     )
 
 
-class StepNotFiniteError(Exception):
+class StepNotFiniteError(AttnlmError):
     """Raised when numbers became NaN or infinite between the steps `first` and `last`."""
 
     def __init__(self, first: int, last: int) -> None:
         when = f"at step {last}" if first >= last else f"between steps {first} and {last}"
-        super().__init__(f"loss, gradient or weights are no longer finite numbers ({when})")
+        super().__init__(
+            f"the loss, gradient or weights are no longer finite numbers ({when})",
+            "lower `learning_rate`",
+        )
 
 
 class Stepper:

@@ -35,7 +35,7 @@ from attnlm.training.own_code_trial import TRIED_WINDOWS, try_own_code
 from attnlm.training.random_state import keeping_random_state
 from attnlm.training.schedule import affordable_eval_tokens, budget_end
 from attnlm.training.state import initial_state
-from attnlm.training.step import StepNotFiniteError, Stepper, new_batches
+from attnlm.training.step import Stepper, new_batches
 
 # Floating-point operations of a long run: a large GPU takes about a minute without compilation.
 _LONG = 5e15
@@ -247,22 +247,19 @@ def time_step(
     """Return the seconds of a step of a complete configuration, and the micro-batch that fits.
 
     The first steps, which are slower, do not count. The mean is of as many steps as take `least`
-    seconds, and of one at least. Raises AttnlmError if numbers are no longer finite.
+    seconds, and of one at least. Raises StepNotFiniteError.
     """
     config = config.with_training(steps=2**30, budget=None)
     with keeping_random_state(device, config):
         use_precision(device)
         stepper = Stepper(initial_state(config, dataset.vocab_size, device), config, dataset)
-        try:
-            for _ in range(FIRST_CALLS if device.name == "cuda" else 1):
-                stepper.step().item()
-            began = time.perf_counter()
-            count, seconds = 0, 0.0
-            while seconds < max(least, 1e-9):
-                stepper.step().item()
-                count, seconds = count + 1, time.perf_counter() - began
-        except StepNotFiniteError as error:
-            raise AttnlmError(f"the {error}", "lower `learning_rate`") from error
+        for _ in range(FIRST_CALLS if device.name == "cuda" else 1):
+            stepper.step().item()
+        began = time.perf_counter()
+        count, seconds = 0, 0.0
+        while seconds < max(least, 1e-9):
+            stepper.step().item()
+            count, seconds = count + 1, time.perf_counter() - began
         return seconds / count, stepper.training.micro_batch_size
 
 

@@ -61,8 +61,8 @@ def reason_of_failure(error: Exception, settings: Settings) -> str:
     if (lines := own_traceback(error)) is not None:
         return f"its code raised {lines.splitlines()[-1]}"
     of_code = NotAsRecordedError | OwnOutputError | NotCausalError | LeakUnknownError
-    if isinstance(error, of_code) or (
-        isinstance(error, AttnlmError) and isinstance(error.__cause__, StepNotFiniteError)
+    if isinstance(error, AttnlmError) and (
+        isinstance(error, of_code) or StepNotFiniteError in (type(error), type(error.__cause__))
     ):
         return error.message
     if isinstance(error, RuntimeError) and resolve({}, settings).codes:  # in the backward pass
