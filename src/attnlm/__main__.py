@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
+if __name__ == "__main__" and not sys.flags.safe_path:
+    del sys.path[0]  # the current folder, by `python -m`: nothing is imported from there
+
 import contextlib
 import os
 import signal

@@ -122,18 +122,19 @@ print(dataset.path, run.path, attnlm.open_run().name, len(attnlm.list_runs()))
 
 def test_variables_name_the_folders_of_data_sets_and_runs(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("some text " * 9)
-    folders = {"ATTNLM_DATA_DIR": "texts", "ATTNLM_CHECKPOINT_DIR": "models"}
+    folders = {"ATTNLM_DATA_DIR": "texts", "ATTNLM_CHECKPOINT_DIR": "~/models"}
+    models = tmp_path / "models"
 
     def said(*words: str) -> str:
-        environment = {**os.environ, **folders}
+        environment = {**os.environ, **folders, "HOME": str(tmp_path)}
         python = [sys.executable, *words]
         return subprocess.check_output(python, cwd=tmp_path, env=environment, text=True)
 
     said_in_python = said("-c", IN_PYTHON).split()
-    assert said_in_python == ["texts/text-char", "models/bigram-001", "bigram-001", "1"]
+    assert said_in_python == ["texts/text-char", f"{models}/bigram-001", "bigram-001", "1"]
     attnlm = ("-m", "attnlm")
     assert said(*attnlm, "prepare", "text.txt", "--name=again") == "texts/again\n"
     train = ("train", "again", "--steps=1", "--model=bigram", "--block-size=4")
-    assert said(*attnlm, *train) == "models/bigram-002\n"
+    assert said(*attnlm, *train) == f"{models}/bigram-002\n"
     assert said(*attnlm, "prepare", "text.txt", "--data-dir", "data") == "data/text-char\n"
     assert said(*attnlm, *train, "--checkpoint-dir", "mine") == "mine/bigram-001\n"

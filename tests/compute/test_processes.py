@@ -197,7 +197,7 @@ def test_nothing_in_the_current_folder_is_imported_and_the_error_is_one_line(
         "recipe": ["train", "fruits-char", "--recipe", "two.toml"],
         "resume": ["train", "--resume", whole, "--steps", "1"],
     }
-    attnlm = sys.executable, "-P", "-m", "attnlm"
+    attnlm = sys.executable, "-m", "attnlm"
     folders = "--data-dir", project / "data", "--checkpoint-dir", tmp_path
     with processes.started(*attnlm, *ways[way], *folders, cwd=tmp_path) as process:
         stderr = processes.finish(process, 1)

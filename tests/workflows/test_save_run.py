@@ -77,7 +77,9 @@ def test_a_loop_of_ones_own_comes_home(save: Any, dataset: Dataset, project: Pat
     assert {r["name"]: r["model"] for r in listed} == {"mine": "Written", "other": "Written"}
     command("report", "mine", *about, cwd=project)
     early = [{"step": 1, "val_loss": 0.1}, {"step": 2, "val_loss": 9.0}]
-    assert save(model, name="early", metrics=early).result().best.step == 1
+    result = save(model, name="early", metrics=early).result()
+    assert result.best.step == 1
+    assert result.final.val_loss == attnlm.evaluate(run).loss  # its checkpoints hold this model
 
 
 @pytest.mark.parametrize("own", [{}, {"attention": "parts.py:Head", "set": {"start": 2}}])
@@ -153,3 +155,24 @@ def test_a_saved_run_that_looks_ahead_is_marked(
     run = save(made, block_size=12)
     assert "when the later token" in run.leaks
     assert "not comparable" in str(run.checkpoint())
+
+
+def test_what_begins_late_in_the_context_is_compared(save: Any, dataset: Dataset) -> None:
+    class Late(Written):
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            logits = super().forward(ids)
+            logits[:, 10:] += (ids[:, 10:, None] > 8) * 0.1
+            return logits
+
+    with pytest.raises(AttnlmError, match="computes something else"):
+        save(Late(dataset.vocab_size, 12), code=Written)
+
+
+@pytest.mark.parametrize("steps", [(5, 3), (5, 5), (1, 2.5)])
+def test_wrong_steps_leave_no_run(
+    steps: tuple[float, float], save: Any, dataset: Dataset, tmp_path: Path
+) -> None:
+    metrics = [{"step": step, "val_loss": 2.0, "checkpoint": "best"} for step in steps]
+    with pytest.raises(AttnlmError, match="step"):
+        save(Written(dataset.vocab_size, 12), metrics=metrics)
+    assert not any((tmp_path / "checkpoints").glob("*"))

@@ -23,9 +23,15 @@ from attnlm.base.formatting import listed
 from attnlm.base.suggestions import suggestion
 
 LATEST = "latest"
+
+
+def _folder(variable: str, default: str) -> str:
+    return os.path.expanduser(os.environ.get(variable) or default)  # noqa: PTH111 - never raises
+
+
 # Read once: notebooks and scheduled jobs set them before they start Python.
-DATA_DIR = os.environ.get("ATTNLM_DATA_DIR") or "data"
-CHECKPOINT_DIR = os.environ.get("ATTNLM_CHECKPOINT_DIR") or "checkpoints"
+DATA_DIR = _folder("ATTNLM_DATA_DIR", "data")
+CHECKPOINT_DIR = _folder("ATTNLM_CHECKPOINT_DIR", "checkpoints")
 _FORBIDDEN = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f]')
 
 # For each kind of folder: a file that it contains, its default parent folder, the flag that names

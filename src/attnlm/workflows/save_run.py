@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,11 @@ from attnlm.runs.records import CheckpointFacts
 from attnlm.runs.run import Run, open_run
 from attnlm.training.optimizer import flatten_parameters
 from attnlm.training.recorded import check_recorded
-from attnlm.training.validation import Split, validation_loss
+from attnlm.training.validation import Evaluation, Split, validation_loss
 from attnlm.workflows.check_own_code import check_causal
 
 _UNKNOWN = {
-    **dict.fromkeys(("train_loss", "bits_per_byte")),
+    "train_loss": None,
     **dict.fromkeys(("tokens", "seconds", "learning_rate", "tokens_per_second"), 0),
 }
 """what an evaluation in a loop of the user's need not say"""
@@ -66,15 +67,8 @@ def save_run(
     rebuilt = _rebuilt_model(model, config, opened.vocab_size)
     config = config.with_training(seed=0, device="cpu", dtype="float32")
     measured = validation_loss(rebuilt, Split(opened.val, opened.bytes_per_token), config.training)
-    last = dict(metrics[-1]) if metrics else {}
-    step = int(last.get("step", 0))
-    last |= {"step": step, "val_loss": measured.loss, "bits_per_byte": measured.bits_per_byte}
-    records = [
-        record_from_json(
-            EvaluationRecord, {**_UNKNOWN, **metric}, Path("metrics"), "pass plain numbers"
-        )
-        for metric in (*metrics[:-1], last)
-    ]
+    records = _evaluations(metrics, measured)
+    step = records[-1].step
     config = config.with_training(steps=max(1, step), eval_every=max(1, step))
     run = create_run(
         config,
@@ -95,8 +89,28 @@ def save_run(
     )
     for path in (run.best, run.last):
         save_checkpoint(path, weights, facts.content())
-    run.append_evaluations(*records)
+    # Both checkpoints are the last model, whose loss counts, even if an earlier one was lower.
+    run.append_evaluations(*records, replace(records[-1], checkpoint="best"))
     return open_run(run.path)
+
+
+def _evaluations(
+    metrics: Sequence[Mapping[str, Any]], measured: Evaluation
+) -> list[EvaluationRecord]:
+    """Return the evaluations of a user's loop, of which the last is `measured`."""
+    *earlier, last = metrics or [{"step": 0}]
+    records = []
+    for metric in (*earlier, {**last, "val_loss": measured.loss}):
+        values = {**_UNKNOWN, **metric, "bits_per_byte": None, "checkpoint": ""}
+        record = record_from_json(EvaluationRecord, values, Path("metrics"), "pass plain numbers")
+        if measured.bits_per_byte is not None:
+            bits = record.val_loss * measured.bits_per_byte / measured.loss
+            record = replace(record, bits_per_byte=bits)
+        records.append(record)
+    steps = [record.step for record in records]
+    if steps != sorted(set(steps)):
+        raise UsageError("the steps of `metrics` do not rise", "pass the oldest evaluation first")
+    return records
 
 
 def _rebuilt_model(model: nn.Module, config: Config, vocab_size: int) -> LanguageModel:
@@ -117,7 +131,8 @@ def _rebuilt_model(model: nn.Module, config: Config, vocab_size: int) -> Languag
             "pass the `code` and the arguments in `set` that made it",
         ) from None
     check_finite(*rebuilt.parameters())
-    ids_BT = torch.arange(min(8, rebuilt.block_size))[None] % vocab_size
+    generator = torch.Generator().manual_seed(0)
+    ids_BT = torch.randint(vocab_size, (2, rebuilt.block_size), generator=generator)
     with evaluating(trained), torch.inference_mode():
         logits_BTV = trained(ids_BT.to(next(model.parameters()).device)).cpu()
         if not are_close(rebuilt(ids_BT), logits_BTV):
