@@ -194,7 +194,10 @@ def folder(exported: Path, tmp_path: Path) -> Path:
     return shutil.copytree(exported, tmp_path / "out")
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama:bias=true", "qwen3:kv_heads=2"])
+WITH_BIASES = "llama:qkv_bias=true:mlp_width=1"
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama:bias=true", "qwen3:kv_heads=2", WITH_BIASES])
 def test_exported_runs_import_unchanged(name: str, dataset: Any, tmp_path: Path) -> None:
     run = random_run(name, dataset, tmp_path / "checkpoints")
     source = attnlm.export(run, tmp_path / "out").path

@@ -150,6 +150,7 @@ def _hash(facts: Mapping[str, Any], tensors: Mapping[str, Array]) -> str:
         else:
             import torch
 
+            flat = flat.as_strided(flat.shape, (1,))  # one number that was expanded has stride 0
             digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
