@@ -69,48 +69,48 @@ def sources(here: Path) -> None:
 
 
 _ROWS: list[Any] = [
-    ("tales", {}, "5686950257530e00"),
-    ("copy", {"examples": 300}, "6f2384e44c16f72e"),
-    ("reverse", {"examples": 300}, "b1161bd01c6f7894"),
-    ("sort", {"examples": 300}, "50ea07e69ede1ac8"),
-    ("addition", {"examples": 300}, "34ff9f80be2dd24b"),
-    ("modular-addition", {"examples": 300}, "828becac970db7c8"),
-    ("parity", {"examples": 300}, "bdf7085ac61097e0"),
-    ("brackets", {"examples": 300}, "22d2c0b3a0380270"),
-    ("recall", {"examples": 300}, "c7a537fad74d0d5f"),
-    ("addition", {"examples": 100, "digits": 2, "tokenizer": "bpe:300"}, "8f281397d38108bb"),
-    ("text.txt", {}, "9a7cb340f1afa8ff"),
-    ("text.txt", {"tokenizer": "byte", "val_fraction": 0.29}, "127b300128823587"),
-    ("text.txt", {"tokenizer": "bpe:400"}, "ff6c7758b3fee849"),
-    pytest.param("text.txt", {"tokenizer": "gpt2"}, "12cb2ad5985a9cee", marks=needs_gpt2),
-    ("windows.txt", {"val_fraction": 0.9}, "6b2745373d7627ff"),
-    ("utf16.txt", {"encoding": "utf-16"}, "d7882c413c210572"),
-    ("latin.txt", {"encoding": "latin-1"}, "ab8da6560294a1e0"),
-    ("text.txt.gz", {"tokenizer": "bpe:300"}, "ef00fa34dff5d42f"),
-    ("text.txt", {"val_file": "folder/a.txt"}, "60096dce58aac1fa"),
-    ("records.jsonl", {}, "fd0d59652b48d08f"),
-    ("records.jsonl", {"split": "tail", "tokenizer": "bpe:300"}, "2d5d287db624b737"),
-    pytest.param("records.jsonl", {"tokenizer": "gpt2"}, "65c1fd9d207034b1", marks=needs_gpt2),
-    ("records.jsonl", {"val_file": "records.jsonl.gz", "tokenizer": "byte"}, "c3e17e73430562b3"),
+    ("tales", {}, "515ac9c2051d89e7"),
+    ("copy", {"examples": 300}, "869aaf399a897ff3"),
+    ("reverse", {"examples": 300}, "4efd123ede910d75"),
+    ("sort", {"examples": 300}, "f0f385ce59cff0fc"),
+    ("addition", {"examples": 300}, "b252354f30c09584"),
+    ("modular-addition", {"examples": 300}, "39a5135b5e91ae73"),
+    ("parity", {"examples": 300}, "da938f726124bb38"),
+    ("brackets", {"examples": 300}, "4e33b676324bf21a"),
+    ("recall", {"examples": 300}, "60d0161293884233"),
+    ("addition", {"examples": 100, "digits": 2, "tokenizer": "bpe:300"}, "14da2618bd38343d"),
+    ("text.txt", {}, "c1e0a155fc311796"),
+    ("text.txt", {"tokenizer": "byte", "val_fraction": 0.29}, "cf047141bc95b75f"),
+    ("text.txt", {"tokenizer": "bpe:400"}, "c92e0456b67ddd7b"),
+    pytest.param("text.txt", {"tokenizer": "gpt2"}, "de42e719cfe86d0a", marks=needs_gpt2),
+    ("windows.txt", {"val_fraction": 0.9}, "f49efa9c6cb9d224"),
+    ("utf16.txt", {"encoding": "utf-16"}, "81e2a58b0e9421bf"),
+    ("latin.txt", {"encoding": "latin-1"}, "e11c00ea4a3475cc"),
+    ("text.txt.gz", {"tokenizer": "bpe:300"}, "88ce2b233d9fba4e"),
+    ("text.txt", {"val_file": "folder/a.txt"}, "507e3755347d8a57"),
+    ("records.jsonl", {}, "7384c3fe244f1544"),
+    ("records.jsonl", {"split": "tail", "tokenizer": "bpe:300"}, "3b21989ef265ca5a"),
+    pytest.param("records.jsonl", {"tokenizer": "gpt2"}, "70f5f93adb1f5283", marks=needs_gpt2),
+    ("records.jsonl", {"val_file": "records.jsonl.gz", "tokenizer": "byte"}, "6295e6cd3b9fec1d"),
     *(
-        (f"records.{suffix}", {"tokenizer": "byte"}, "390391efaf3ebec6")
+        (f"records.{suffix}", {"tokenizer": "byte"}, "d2db9f738c2d75ef")
         for suffix in ("parquet", "json", "csv")
     ),
-    ("folder", {}, "d36e4149c8804659"),
+    ("folder", {}, "26a2a1cc7f6699b6"),
     pytest.param(
-        "folder", {"tokenizer": "gpt2", "val_fraction": 0.3}, "4f986735dd605b3a", marks=needs_gpt2
+        "folder", {"tokenizer": "gpt2", "val_fraction": 0.3}, "7aa97d69879b37ff", marks=needs_gpt2
     ),
-    ("many", {}, "939bb63ac894073c"),
-    ("many/*1*.txt", {"tokenizer": "bpe:300", "split": "documents"}, "fc57baa348103cee"),
-    (["text.txt", "many", "records.jsonl"], {"val_fraction": 0.2}, "7c6391e296294c64"),
-    (["text.txt", "many"], {"split": "documents", "tokenizer": "byte"}, "e4f64efaa29e217a"),
-    ("questions.jsonl", {"prompt_column": "q", "answer_column": "a"}, "9bbb142331e3c7e7"),
+    ("many", {}, "9e421a9d92a92d4e"),
+    ("many/*1*.txt", {"tokenizer": "bpe:300", "split": "documents"}, "126bc7bcf0f80106"),
+    (["text.txt", "many", "records.jsonl"], {"val_fraction": 0.2}, "a4df61878d297c6c"),
+    (["text.txt", "many"], {"split": "documents", "tokenizer": "byte"}, "f1630a79bd752b32"),
+    ("questions.jsonl", {"prompt_column": "q", "answer_column": "a"}, "9214a2083ece3e56"),
     (
         "questions.jsonl",
         {"prompt_column": "q", "answer_column": "a", "val_fraction": 0.4},
-        "5a43d33953a8388b",
+        "3715e6b23f9ad31c",
     ),
-    ("chats.jsonl", {"prompt_column": "m", "tokenizer": "bpe:300"}, "41ee33a1de824c67"),
+    ("chats.jsonl", {"prompt_column": "m", "tokenizer": "bpe:300"}, "3b9da230cc6e9385"),
 ]
 
 
@@ -119,11 +119,11 @@ def test_a_source_has_the_same_ids_as_ever(
     source: Any, settings: dict[str, Any], expected: str
 ) -> None:
     dataset = prepare(source, name="it", **settings)
-    hashed = "".join(
-        hashlib.sha256((dataset.path / name).read_bytes()).hexdigest()
-        for name in ("train.bin", "val.bin", "tokenizer.json")
-    )
-    facts = dataset.source_sha256, dataset.val_source_sha256, dataset.documents, dataset.val_bytes
+    names = ("train.bin", "val.bin", "tokenizer.json", "train.marks", "val.marks", "longer.jsonl")
+    hashed = "".join(dataset.files.get(name, "") for name in names)
+    facts = dataset.documents, dataset.val_bytes, dataset.characters, dataset.split
+    if dataset.examples is None:
+        facts += dataset.source_sha256, dataset.val_source_sha256
     losses = [f"{loss or 0:.6g}" for loss in (dataset.bigram_loss, dataset.floor)]
-    hashed += str((facts, losses, dataset.characters, dataset.split))
+    hashed += str((facts, losses, dataset.examples))
     assert hashlib.sha256(hashed.encode()).hexdigest()[:16] == expected
