@@ -125,11 +125,11 @@ windows end within an example
 counts_WT = places_WT < => counts_WT = places_WT >
 == data/spool.py
 documents are hashed without their ends
-marked if corpus.marks_ends else content => content
+marked if corpus.marks_ends else marked.replace => marked.replace
 the split is one character late
 _offset(math.floor( => _offset(1 + math.floor(
-a document that spans blocks is divided
-*ended, rest = content.split(_END) => ended, rest = content.split(_END), b""
+an example that spans blocks is divided
+whole, end, rest = rest.rpartition(END) => whole, end, rest = rest, END, ""
 the end of a document at the cut moves to the tail
 (signed >= -64) & (signed != -1) => signed >= -64
 == generation/decoders.py

@@ -15,10 +15,9 @@ import attnlm
 from attnlm import AttnlmError, Batches, UsageError
 from attnlm.base.files import write_json
 from attnlm.data import examples as marks
-from attnlm.data.contents import example_text
 from attnlm.data.examples import IGNORED, Examples
-from attnlm.text.record_files import Turn
 from attnlm.text.tasks import TASKS, generate_examples
+from attnlm.text.text_files import ANSWER_END, END, MARKS, TURN
 from attnlm.tokens.tokenizer import END_OF_TEXT, CharTokenizer
 from attnlm.workflows.answers import longer_pairs, select_pairs
 from tests.kit import command
@@ -55,18 +54,19 @@ def test_every_answer_of_a_task_is_right_and_no_question_appears_twice(task: str
     assert found == generate_examples(task, examples=300, size=TASKS[task].size)
     train, val, longer = found
     every = [*train, *val, *longer]
-    questions = [example_text(example) for example in every]
+    questions = [MARKS.sub("", example) for example in every]
     assert len(set(questions)) == len(questions)
     assert (len(train), len(val)) == (300, 30)
-    for example in every:
+    said = [example.removesuffix(ANSWER_END).split(TURN) for example in every]
+    for example in said:
         before = ""
-        for question, answer, _ in example:
+        for question, answer in zip(example[::2], example[1::2], strict=True):
             asked = before + question.removesuffix("=")
             assert answer == _solution(task, asked), example
             before = asked + answer
-    shortest = min(map(len, map(example_text, longer))) if longer else 99
+    shortest = min(map(len, questions[330:])) if longer else 99
     assert task in ("addition", "modular-addition") or shortest > len(questions[0])
-    answers = [turn.answer for example in train for turn in example]
+    answers = [answer for example in said[:300] for answer in example[1::2]]
     assert max(map(answers.count, set(answers))) < 0.65 * len(answers)  # no answer by habit
 
 
@@ -188,8 +188,13 @@ def test_a_window_can_have_fewer_examples_than_fit() -> None:
 
 def test_questions_and_answers_are_encoded_apart() -> None:
     tokenizer = CharTokenizer("\n =ab")
-    examples = [(Turn("a=", "b", ends=False), Turn("b=", "a")), (Turn("aa=", "bb"),)]
-    ids, found = marks.encode_examples(examples, tokenizer, tokenizer.encode("\n"))
+    answered = f"a={TURN}b{TURN}b={TURN}a{ANSWER_END}{END}", f"aa={TURN}bb{ANSWER_END}{END}"
+    ids, found, size = marks.encode_examples("".join(answered), tokenizer, "\n")
+    assert size == len("ba\nbb\n")
+    other = marks.encode_examples(answered[1], tokenizer, "\n")[1]
+    both = marks.encode_examples(answered[0], tokenizer, "\n")[1].joined(other)
+    assert both.starts.tolist() == found.starts.tolist()
+    assert both.is_answer.tolist() == found.is_answer.tolist()
     assert tokenizer.decode(ids.tolist()) == "a=bb=a\naa=bb\n"
     assert found.starts.tolist() == [0, 7]
     assert found.is_answer.astype(int).tolist() == [0, 0, 1, 0, 0, 1, 1, 0, 0, 0, 1, 1, 1]

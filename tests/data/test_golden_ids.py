@@ -121,7 +121,12 @@ def test_a_source_has_the_same_ids_as_ever(
     dataset = prepare(source, name="it", **settings)
     names = ("train.bin", "val.bin", "tokenizer.json", "train.marks", "val.marks", "longer.jsonl")
     hashed = "".join(dataset.files.get(name, "") for name in names)
-    facts = dataset.documents, dataset.val_bytes, dataset.characters, dataset.split
+    facts: tuple[object, ...] = (
+        dataset.documents,
+        dataset.val_bytes,
+        dataset.characters,
+        dataset.split,
+    )
     if dataset.examples is None:
         facts += dataset.source_sha256, dataset.val_source_sha256
     losses = [f"{loss or 0:.6g}" for loss in (dataset.bigram_loss, dataset.floor)]

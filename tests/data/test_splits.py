@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import shlex
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from attnlm.data import spool
 from attnlm.data.spool import chosen_documents
 from attnlm.see.reproduce import prepare_command
 from attnlm.text import text_files
-from attnlm.tokens.tokenizer import END_OF_TEXT
+from attnlm.tokens.tokenizer import END_OF_TEXT, safe_blocks
 from tests.kit import command
 from tests.models import contents
 from tests.texts import json_lines
@@ -91,6 +92,8 @@ FORGED = ["<|endof", "text|>", END_OF_TEXT, f"x{END_OF_TEXT} y", "", "\n\n", "  
         ("few.jsonl", {"val_fraction": 0.2}),
         ("few.jsonl", {"tokenizer": "byte", "split": "tail"}),
         ("few.jsonl", {"tokenizer": "bpe:300", "val_fraction": 0.8}),
+        ("qa.jsonl", {"prompt_column": "q", "answer_column": "a"}),
+        ("recall", {"examples": 20}),
     ],
     ids=str,
 )
@@ -103,13 +106,15 @@ def test_pieces_of_any_size_make_the_same_data_set(
     """
     (here / "text").write_bytes(MIXED.encode(options.get("encoding", "utf-8")))
     (here / "few.jsonl").write_bytes(json_lines([*DOGS[:30], *FORGED]))
+    (here / "qa.jsonl").write_text("".join(f'{{"q": "{i} Ω?", "a": "é"}}\n' for i in range(60)))
     whole = prepare(source, **options)
     monkeypatch.setattr(kinds, "cores", lambda: 3)
     room = 37 if "bpe" in options.get("tokenizer", "") else 1
     for size in (1, 2, 3, 8, 37):
         for module in (text_files, spool):
             monkeypatch.setattr(module, "BLOCK", size)
-        monkeypatch.setattr(kinds, "BLOCK", max(size, room))
+        pieces = functools.partial(safe_blocks, limit=max(size, room))
+        monkeypatch.setattr(spool, "safe_blocks", pieces)
         again = prepare(source, data_dir=f"pieces-{size}", **options)
         assert contents(again.path) == contents(whole.path), size
 

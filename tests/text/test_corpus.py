@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from attnlm import AttnlmError, Note, UsageError, prepare
 from attnlm.base.events import OnEvent, ignore
 from attnlm.base.folders import is_safe_name
-from attnlm.data.spool import _is_utf8, _write_spool
+from attnlm.data.spool import _write_spool
 from attnlm.text import corpus, record_files
 from attnlm.text.corpus import Corpus, get_corpus, safe_name
 from attnlm.text.text_files import BLOCK, END
@@ -40,9 +40,9 @@ def _folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path / "here")
 
 
-def corpus_of(source: Any, **options: Any) -> Corpus:
+def corpus_of(source: Any, column: str | None = None, **options: Any) -> Corpus:
     sources = source if isinstance(source, list) else [source]
-    return get_corpus(sources, spool=SPOOL, **options)
+    return get_corpus(sources, columns=[column] if column else [], spool=SPOOL, **options)
 
 
 @pytest.fixture
@@ -115,7 +115,6 @@ def test_a_local_file_is_read_in_place() -> None:
     found = corpus_of("./my book.txt")
     assert (found.name, found.sources) == ("my-book", ("./my book.txt",))
     assert [file.path for file in found.files] == [Path("my book.txt")]
-    assert _is_utf8(found) and found.floor_nats is None
 
 
 def test_files_do_not_shadow_named_corpora(short_tales: None) -> None:

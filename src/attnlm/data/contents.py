@@ -1,4 +1,4 @@
-"""What data sets are made of: a text, questions with answers, or ids of the user's own.
+"""What data sets are made of: a text, perhaps of questions with answers, or the user's own ids.
 
 Each kind of content has the same parts. `name` is the first part of the data set's default name,
 and `meta` says what is known without a tokenizer. `alphabet` has the distinct characters, and
@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
-import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -29,18 +27,13 @@ from attnlm.base.files import file_hash, open_given, open_replacement, write_byt
 from attnlm.compute.threads import cores, map_ahead
 from attnlm.config.prepare_options import PrepareOptions
 from attnlm.data.dataset import ExampleFacts, Meta, id_dtype
-from attnlm.data.examples import LONGER, encode_examples, write_marks
-from attnlm.data.spool import SAMPLE_BYTES, Part, chosen_documents, read_spool
+from attnlm.data.examples import LONGER, Examples, encode_examples, write_marks
+from attnlm.data.spool import Part, read_spool
 from attnlm.text.corpus import Corpus, safe_name, summary
-from attnlm.text.record_files import END_OF_TEXT, QUESTION_END, Example, read_examples
-from attnlm.text.tasks import ANSWER_END, TASKS, generate_examples
-from attnlm.text.text_files import BLOCK, END
-from attnlm.tokens.tokenizer import (
-    BpeTokenizer,
-    Tokenizer,
-    UnknownCharactersError,
-    safe_blocks,
-)
+from attnlm.text.record_files import END_OF_TEXT, Questions
+from attnlm.text.tasks import TASKS, generate_examples
+from attnlm.text.text_files import ANSWER_END, MARKS, TURN, TextFile
+from attnlm.tokens.tokenizer import BpeTokenizer, Tokenizer, UnknownCharactersError
 
 _MOST_BIGRAM_IDS = 1024
 
@@ -54,7 +47,8 @@ _IDS_AT_ONCE = 2**20
 class Bin(NamedTuple):
     """Ids, (N,), and what they stand for. In the counts of a whole file, `ids` are its last ones.
 
-    `utf8_bytes` is the length of their text in UTF-8, 0 for ids that are no text.
+    `utf8_bytes` is the length of their text in UTF-8, 0 for ids that are no text; `answer_bytes` is
+    that of the answers in it. `places` are those of examples, None for a text.
     """
 
     ids: NDArray[Any]
@@ -62,6 +56,22 @@ class Bin(NamedTuple):
     characters: int
     utf8_bytes: int
     pairs: Pairs
+    places: Examples | None = None
+    answer_bytes: int = 0
+
+    def behind(self, before: Bin) -> Bin:
+        """Return the counts of ids that follow those of `before`."""
+        if self.pairs is not None and before.pairs is not None:
+            if self.places is None:
+                self.pairs[before.ids[-1], self.ids[0]] += 1
+            np.add(self.pairs, before.pairs, out=self.pairs)
+        return self._replace(
+            tokens=before.tokens + self.tokens,
+            characters=before.characters + self.characters,
+            utf8_bytes=before.utf8_bytes + self.utf8_bytes,
+            places=self.places and before.places and before.places.joined(self.places),
+            answer_bytes=before.answer_bytes + self.answer_bytes,
+        )
 
 
 def count(
@@ -69,39 +79,30 @@ def count(
     vocab_size: int,
     characters: int,
     utf8_bytes: int,
-    is_counted: NDArray[np.bool_] | slice = slice(None),
+    places: Examples | None = None,
+    answer_bytes: int = 0,
 ) -> Bin:
-    """Return ids with their counts. `is_counted` says for each id if its pair with the id before
-    it is counted."""
+    """Return ids with their counts. In examples, pairs count whose second id is of an answer."""
     stored = ids.astype(id_dtype(vocab_size), copy=False)
     pairs_VV: Pairs = None
     if vocab_size <= _MOST_BIGRAM_IDS:
         dtype = np.min_scalar_type(vocab_size**2 - 1)  # narrow is fast
         pairs = np.multiply(stored[:-1], vocab_size, dtype=dtype)
         pairs += stored[1:].astype(dtype)
-        if not isinstance(is_counted, slice):
-            pairs = pairs[is_counted[1:]]
+        if places is not None:
+            pairs = pairs[places.is_answer[1:]]
         pairs_VV = np.bincount(pairs, minlength=vocab_size**2).reshape(vocab_size, vocab_size)
-    return Bin(stored, len(stored), characters, utf8_bytes, pairs_VV)
+    return Bin(stored, len(stored), characters, utf8_bytes, pairs_VV, places, answer_bytes)
 
 
 def write_bin(path: Path, blocks: Iterable[Bin]) -> Bin:
     """Write the ids of all blocks to a file, and return their counts."""
-    counted: list[Bin] = []
+    whole: Bin | None = None
     with open_replacement(path) as file:
         for block in blocks:
             file.write(block.ids.data)
-            for before in counted:
-                if block.pairs is not None and before.pairs is not None:
-                    block.pairs[before.ids[-1], block.ids[0]] += 1
-                    np.add(block.pairs, before.pairs, out=block.pairs)
-                block = block._replace(
-                    tokens=before.tokens + block.tokens,
-                    characters=before.characters + block.characters,
-                    utf8_bytes=before.utf8_bytes + block.utf8_bytes,
-                )
-            counted = [block]
-    return counted[0] if counted else Bin(np.empty(0), 0, 0, 0, None)
+            whole = block if whole is None else block.behind(whole)
+    return whole or Bin(np.empty(0), 0, 0, 0, None)
 
 
 def bigram_loss(train_VV: Pairs, val_VV: Pairs) -> float | None:
@@ -139,19 +140,24 @@ def _with_counts(meta: Meta, splits: Sequence[Bin], **more: Any) -> Meta:
 
 
 class Text:
-    """A text that is divided into training and validation text, or two texts."""
+    """A text that is divided into training and validation text, or two texts.
+
+    A text of questions with answers, drawn for a task or read from records, is divided between
+    examples; its data set marks their places.
+    """
 
     def __init__(
         self, corpora: Sequence[Corpus], options: PrepareOptions, work: Path, on_event: OnEvent
     ) -> None:
-        """Read the corpora, for training and perhaps for validation; `work` is for copies."""
+        """Read the corpora, for training and perhaps for validation; `work` is for their spools."""
         paths = (work / f"{i}.spool" for i in range(2))
         self._spools = [read_spool(*pair, on_event) for pair in zip(corpora, paths, strict=False)]
         spool, val_spool = self._spools[0], self._spools[-1]
         documents, fraction, is_one = len(spool.ends), options.fraction, len(corpora) == 1
-        by_documents = is_one and options.split == "documents"
+        self._questions = spool.corpus.questions
+        by_documents = is_one and (options.split == "documents" or self._questions is not None)
         if is_one and options.split is None:
-            by_documents = documents * min(fraction, 1 - fraction) >= _ENOUGH
+            by_documents |= documents * min(fraction, 1 - fraction) >= _ENOUGH
         self._train, self._val = (Part(s, np.array([[0, s.size]])) for s in (spool, val_spool))
         if is_one:
             self._train, self._val = spool.parts(fraction, by_documents)
@@ -171,109 +177,17 @@ class Text:
             documents=sum(len(s.ends) for s in self._spools if s.corpus.marks_ends or by_documents),
             characters=sum(s.characters for s in self._spools),
         )
-        self.alphabet = "".join(sorted(set().union(*(s.alphabet for s in self._spools))))
-        self.has_ends = any(s.corpus.marks_ends for s in self._spools)
+        ends, longer = "", ""
+        if self._questions is not None:
+            ends, longer = self._questions.answer_end or "", "".join(self._questions.longer)
+        texts = (ends, MARKS.sub("", longer), *(s.alphabet for s in self._spools))
+        self.alphabet = "".join(sorted(set().union(*texts)))
+        self.has_ends = not ends and any(s.corpus.marks_ends for s in self._spools)
         self.sample = self._train.sample
         self._note_copies(on_event)
 
-    def _note_copies(self, on_event: OnEvent) -> None:
-        """Note how many documents are equal to earlier ones, and what both splits share."""
-        train, val, digests = self._train.spool, self._val.spool, self._train.spool.digests
-        if train is not val:
-            # Numbers in place of lines: both texts may be larger than the memory.
-            hashed = (np.fromiter(map(hash, p.lines()), np.int64) for p in (self._train, self._val))
-            train_lines, lines = hashed
-            if shared := np.isin(lines, train_lines).sum():
-                words = f"{shared:,} of {len(lines):,} lines of {val.corpus.shown}"
-                on_event(Note(f"{words} are also in {train.corpus.shown}"))
-        elif copies := len(digests) - len(np.unique(digests)):
-            words = f"{copies:,} of {len(digests):,} documents are copies of others"
-            if self.meta.split == "documents":
-                is_val = np.zeros(len(digests), np.bool_)
-                is_val[chosen_documents(Fraction(str(self.meta.val_fraction)), len(digests))] = True
-                shared = np.isin(digests[is_val], digests[~is_val]).sum()
-                words += f": {shared:,} of {is_val.sum():,} for validation are also in the training"
-                words += " split"
-            on_event(Note(words))
-
-    def write(self, folder: Path, tokenizer: Tokenizer, on_event: OnEvent) -> Meta:
-        """Encode both splits. Raises AttnlmError for a split of less than two tokens, and if the
-        user's file has changed."""
-        done = 0
-
-        def told(blocks: Iterable[Bin]) -> Iterator[Bin]:
-            nonlocal done
-            for block in blocks:
-                done += block.characters
-                on_event(Progress("encode", done, self.meta.characters, "chars"))
-                yield block
-
-        # Characters take one worker: this thread, which reads and writes, has as much to do.
-        workers = min(cores(), _MOST_WORKERS) if isinstance(tokenizer, BpeTokenizer) else 1
-        splits = []
-        try:
-            for key, part in (("train", self._train), ("val", self._val)):
-                encode = functools.partial(_encode, tokenizer, part.spool.corpus.marks_ends)
-                blocks = safe_blocks(part.blocks(), BLOCK)
-                with contextlib.closing(map_ahead(encode, blocks, workers)) as ahead:
-                    splits.append(write_bin(folder / f"{key}.bin", told(ahead)))
-        except AttnlmError:  # the vocabulary was made from the whole text
-            for spool in self._spools:
-                spool.check_unchanged()
-            raise
-        for spool in self._spools:
-            spool.check_unchanged()
-        floor_nats = None
-        if len(self._spools) == 1 and self._train.spool.corpus.floor_nats:
-            floor_nats = self._train.spool.corpus.floor_nats.get(splits[0].characters)
-        floor = None if floor_nats is None else floor_nats / splits[1].tokens
-        return _with_counts(self.meta, splits, floor=floor)
-
-
-def _encode(tokenizer: Tokenizer, marks_ends: bool, block: str) -> Bin:
-    ids = tokenizer.encode_documents(block) if marks_ends else tokenizer.encode_piece(block)
-    text = block.replace(END, "") if marks_ends else block
-    utf8_bytes = len(text) if text.isascii() else len(text.encode())
-    return count(ids, tokenizer.vocab_size, len(text), utf8_bytes)
-
-
-class Questions:
-    """Examples: questions with answers, drawn for a task or read from records."""
-
-    def __init__(
-        self,
-        corpora: Sequence[Corpus],
-        train: Sequence[Example],
-        val: Sequence[Example],
-        *,
-        val_fraction: float | None = None,
-        question_end: str = QUESTION_END,
-        answer_end: str | None = None,
-        longer: Sequence[Example] = (),
-        floor: float | None = None,
-    ) -> None:
-        """If `answer_end` is None, the tokenizer's end-of-text id or a control character ends an
-        answer. `val_fraction` is the share of the examples that were chosen for validation."""
-        self._splits = {"train": train, "val": val}
-        self._question_end, self._answer_end = question_end, answer_end
-        self._longer, self._floor = longer, floor
-        self.name = corpora[0].name
-        self.meta = Meta(
-            sources=corpora[0].sources,
-            source_sha256=_hash(train),
-            val_source=summary(corpora[1].sources) if corpora[1:] else None,
-            val_source_sha256=_hash(val),
-            split=None if val_fraction is None else "documents",
-            val_fraction=val_fraction,
-            documents=len(train) + len(val),
-            characters=_length([*train, *val]),
-        )
-        texts = map(example_text, (*train, *val, *longer))
-        self.alphabet = "".join(sorted(set(answer_end or "").union(*texts)))
-        self.has_ends = answer_end is None
-
     @classmethod
-    def of_task(cls, name: str, options: PrepareOptions, on_event: OnEvent) -> Questions:
+    def of_task(cls, name: str, options: PrepareOptions, work: Path, on_event: OnEvent) -> Text:
         """Draw the examples of a task. Raises UsageError for a size that it lacks."""
         task = TASKS[name]
         for size_name in ("length", "digits"):
@@ -292,119 +206,115 @@ class Questions:
                     f"{len(train):,} are for training, {len(val):,} for validation"
                 )
             )
-        return cls(
-            [Corpus(name, (name,), ())] * 2,
-            train,
-            val,
-            question_end=task.question_end,
-            answer_end=ANSWER_END,
-            longer=longer,
-            floor=0.0,
+        files = (TextFile(Path(name), name, examples=drawn) for drawn in (train, val))
+        corpus = Corpus(
+            name,
+            (name,),
+            (),
+            questions=Questions(task.question_end, "\n", longer),
+            has_documents=True,
+            marks_ends=True,
         )
+        return cls([replace(corpus, files=(file,)) for file in files], options, work, on_event)
 
-    @classmethod
-    def of_records(
-        cls, corpora: Sequence[Corpus], options: PrepareOptions, on_event: OnEvent
-    ) -> Questions:
-        """Read the examples of the corpora. Examples with equal first questions stand in the same
-        split, unless validation has a corpus of its own. Blanks at the ends do not make a question
-        another one. Raises AttnlmError as `read_examples` does."""
-        columns = [options.prompt_column or "", *filter(None, [options.answer_column])]
-        train, *others = (list(read_examples(corpus.files, columns)) for corpus in corpora)
-        numbers: dict[str, int] = {}  # of each different question
-        for example in train:
-            numbers.setdefault(_asked(example), len(numbers))
-        if repeated := len(train) - len(numbers):
-            words = f"{repeated:,} of {len(train):,} records repeat the question of another one"
-            same_side = "" if others else ": equal questions stand in the same split"
-            on_event(Note(words + same_side))
-        if others:
-            (val,) = others
-            if shared := sum(_asked(example) in numbers for example in val):
-                words = f"{shared:,} of {len(val):,} questions of {corpora[1].shown}"
-                on_event(Note(f"{words} are also in {corpora[0].shown}"))
-        else:
-            chosen = {*chosen_documents(options.fraction, len(numbers))}
-            is_val = [numbers[_asked(example)] in chosen for example in train]
-            val = [*itertools.compress(train, is_val)]
-            train = [example for example, held in zip(train, is_val, strict=True) if not held]
-        return cls(corpora, train, val, val_fraction=None if others else float(options.fraction))
-
-    def sample(self) -> list[str]:
-        """Return texts of examples, of 4 MiB at most."""
-        texts = list(map(example_text, self._splits["train"]))
-        sizes = itertools.accumulate(map(len, texts))
-        return [text for text, size in zip(texts, sizes, strict=True) if size <= SAMPLE_BYTES]
+    def _note_copies(self, on_event: OnEvent) -> None:
+        """Note how many documents are equal to earlier ones, and what both splits share."""
+        train, val, keys = self._train.spool, self._val.spool, self._train.spool.keys
+        asked = self._questions is not None
+        if train is not val:
+            train_keys, val_keys = (s.keys if asked else s.line_keys() for s in (train, val))
+            if shared := np.isin(val_keys, train_keys).sum():
+                words = f"{shared:,} of {len(val_keys):,} {'questions' if asked else 'lines'} of "
+                on_event(Note(f"{words}{val.corpus.shown} are also in {train.corpus.shown}"))
+        elif copies := len(keys) - len(np.unique(keys)):
+            words = f"{copies:,} of {len(keys):,} "
+            if asked:
+                words += "records repeat the question of another one: equal questions stand in the "
+                words += "same split"
+            else:
+                words += "documents are copies of others"
+                if self.meta.split == "documents":
+                    is_val = train.held_out(Fraction(str(self.meta.val_fraction)))
+                    shared = np.isin(keys[is_val], keys[~is_val]).sum()
+                    words += f": {shared:,} of {is_val.sum():,} for validation are also in the "
+                    words += "training split"
+            on_event(Note(words))
 
     def write(self, folder: Path, tokenizer: Tokenizer, on_event: OnEvent) -> Meta:
-        """Encode both splits, mark the examples, and write the longer ones as records."""
-        end, end_ids = self._end(tokenizer)
+        """Encode both splits, and mark their examples. Raises AttnlmError for a split of less than
+        two tokens, and for text that the tokenizer can't encode."""
+        done = 0
+
+        def told(blocks: Iterable[Bin]) -> Iterator[Bin]:
+            nonlocal done
+            for block in blocks:
+                done += block.characters
+                on_event(Progress("encode", done, self.meta.characters, "chars"))
+                yield block
+
+        # Characters take one worker: this thread, which reads and writes, has as much to do.
+        workers = min(cores(), _MOST_WORKERS) if isinstance(tokenizer, BpeTokenizer) else 1
+        end = None if self._questions is None else _answer_end(self._questions, tokenizer)
         splits = []
-        for key, examples in self._splits.items():
-            ids, places = encode_examples(examples, tokenizer, end_ids)
-            ends = sum(turn.ends for example in examples for turn in example)
-            size = len("".join(map(example_text, examples)).encode()) + ends * len(end.encode())
-            counted = count(ids, tokenizer.vocab_size, _length(examples), size, places.is_answer)
-            splits.append(write_bin(folder / f"{key}.bin", [counted]))
-            write_marks(folder / f"{key}.marks", places)
-        if self._longer:
-            write_bytes(folder / LONGER, "".join(map(self._record, self._longer)).encode())
-        answers = "".join(turn.answer for example in self._splits["val"] for turn in example)
-        facts = ExampleFacts(
-            train=len(self._splits["train"]),
-            val=len(self._splits["val"]),
-            longer=len(self._longer),
-            question_end=self._question_end,
-            answer_end=end,
-            val_answer_tokens=int(places.is_answer.sum()),
-            val_answer_bytes=len(answers.encode()) + ends * max(1, len(end.encode())),
-        )
-        return _with_counts(self.meta, splits, floor=self._floor, examples=facts)
-
-    def _end(self, tokenizer: Tokenizer) -> tuple[str, list[int]]:
-        """Return the text that ends an answer and its ids; "" for the end-of-text id."""
-        if self._answer_end is not None:
-            return self._answer_end, tokenizer.encode(self._answer_end)
-        if tokenizer.end_of_text is not None:
-            return "", [tokenizer.end_of_text]
-        try:
-            return END_OF_TEXT, tokenizer.encode(END_OF_TEXT)
-        except UnknownCharactersError:  # characters of a text, which end no document
-            turns = itertools.chain.from_iterable(itertools.chain(*self._splits.values()))
-            if any("\n" in turn.answer for turn in turns):
-                raise AttnlmError(
-                    f"the vocabulary of {tokenizer.dataset} has no end for answers of several "
-                    "lines",
-                    "leave out line ends in answers, or train the first run on a text that was "
-                    "prepared with `tokenizer` byte",
-                ) from None
-            return "\n", tokenizer.encode("\n")
-
-    def _record(self, example: Example) -> str:
-        """Return an example as a line of JSON: its last answer, and all before as the prompt."""
-        answer = example[-1].answer
-        prompt = example_text(example).removesuffix(answer).removesuffix(self._question_end)
-        return json.dumps({"prompt": prompt, "answer": answer}) + "\n"
+        for key, part in (("train", self._train), ("val", self._val)):
+            encode = functools.partial(_encode, tokenizer, part.spool.corpus.marks_ends, end)
+            with contextlib.closing(map_ahead(encode, part.blocks(), workers)) as ahead:
+                split = write_bin(folder / f"{key}.bin", told(ahead))
+            if split.places is not None:
+                write_marks(folder / f"{key}.marks", split.places)
+            splits.append(split)
+        train, val = splits
+        if end is not None and self._questions is not None and train.places and val.places:
+            if longer := self._questions.longer:
+                records = (_record(example, self._questions.question_end) for example in longer)
+                write_bytes(folder / LONGER, "".join(records).encode())
+            facts = ExampleFacts(
+                train=len(train.places),
+                val=len(val.places),
+                longer=len(longer),
+                question_end=self._questions.question_end,
+                answer_end=end,
+                val_answer_tokens=int(val.places.is_answer.sum()),
+                val_answer_bytes=val.answer_bytes,
+            )
+            floor = None if self._questions.answer_end is None else 0.0
+            return _with_counts(self.meta, splits, floor=floor, examples=facts)
+        nats = None
+        if len(self._spools) == 1 and self._train.spool.corpus.floor_nats:
+            nats = self._train.spool.corpus.floor_nats.get(train.characters)
+        return _with_counts(self.meta, splits, floor=None if nats is None else nats / val.tokens)
 
 
-def _asked(example: Example) -> str:
-    """Return the first question of an example, without blanks at its ends."""
-    return example[0].question.strip()
+def _encode(tokenizer: Tokenizer, marks_ends: bool, answer_end: str | None, block: str) -> Bin:
+    """Return the ids of a block of a text, or of examples whose answers end with `answer_end`."""
+    text = MARKS.sub("", block)
+    utf8_bytes = len(text) if text.isascii() else len(text.encode())
+    if answer_end is None:
+        ids = tokenizer.encode_documents(block) if marks_ends else tokenizer.encode_piece(block)
+        return count(ids, tokenizer.vocab_size, len(text), utf8_bytes)
+    ids, places, answer_bytes = encode_examples(block, tokenizer, answer_end)
+    utf8_bytes += block.count(ANSWER_END) * len(answer_end.encode())
+    return count(ids, tokenizer.vocab_size, len(text), utf8_bytes, places, answer_bytes)
 
 
-def example_text(example: Example) -> str:
-    """Return the questions and answers of an example, joined."""
-    return "".join(turn.question + turn.answer for turn in example)
+def _answer_end(questions: Questions, tokenizer: Tokenizer) -> str:
+    """Return the text that ends an answer; "" for the end-of-text id."""
+    if questions.answer_end is not None:
+        return questions.answer_end
+    if tokenizer.end_of_text is not None:
+        return ""
+    try:
+        tokenizer.encode(END_OF_TEXT)
+    except UnknownCharactersError:  # characters of a text, which end no document
+        return "\n"
+    return END_OF_TEXT
 
 
-def _length(examples: Sequence[Example]) -> int:
-    """Return the number of characters of questions and answers, without the ends of answers."""
-    return sum(len(example_text(example)) for example in examples)
-
-
-def _hash(examples: Sequence[Example]) -> str:
-    lines = "".join(json.dumps(example) + "\n" for example in examples)
-    return hashlib.sha256(lines.encode()).hexdigest()
+def _record(example: str, question_end: str) -> str:
+    """Return an example as a line of JSON: its last answer, and all before as the prompt."""
+    prompt, _, answer = example.removesuffix(ANSWER_END).rpartition(TURN)
+    prompt = MARKS.sub("", prompt).removesuffix(question_end)
+    return json.dumps({"prompt": prompt, "answer": answer}) + "\n"
 
 
 class OwnIds:
@@ -487,4 +397,4 @@ def _read_ids(path: Path, options: PrepareOptions) -> NDArray[Any]:
     return ids
 
 
-Content: TypeAlias = Text | Questions | OwnIds
+Content: TypeAlias = Text | OwnIds

@@ -6,7 +6,7 @@ Axes: N tokens of a split, E examples, W windows, T tokens of a window.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from attnlm.base.errors import AttnlmError
 from attnlm.base.files import open_replacement, read_bytes
-from attnlm.text.record_files import Example
+from attnlm.text.text_files import ANSWER_END, END, TURN
 from attnlm.tokens.tokenizer import Tokenizer
 
 IGNORED = -100
@@ -50,6 +50,11 @@ class Examples:
         before = replace(self, starts=self.starts[:index], is_answer=self.is_answer[:place])
         after = self.starts[index:] - place
         return before, replace(self, starts=after, is_answer=self.is_answer[place:])
+
+    def joined(self, after: Examples) -> Examples:
+        """Return the examples of this text and of another one that follows it."""
+        starts = np.append(self.starts, after.starts + len(self.is_answer))
+        return replace(self, starts=starts, is_answer=np.append(self.is_answer, after.is_answer))
 
     @functools.cached_property
     def ends(self) -> NDArray[np.int64]:
@@ -140,39 +145,41 @@ def limit_per_window(examples: Examples | None, most: int | None) -> Examples | 
     return None if examples is None else replace(examples, most=most)
 
 
-def _encode_text(text: str, tokenizer: Tokenizer) -> list[int]:
-    """Return the ids of a question or an answer, as `sample` encodes them."""
-    if tokenizer.end_text and tokenizer.end_text in text:
-        raise AttnlmError(
-            f"{text[:60]!r} contains {tokenizer.end_text}, which ends an answer", "leave it out"
-        )
-    return tokenizer.encode(text)
+def encode_examples(text: str, tokenizer: Tokenizer, answer_end: str) -> tuple[Ids, Examples, int]:
+    """Return the ids of examples, (N,), their places, and the UTF-8 bytes of their answers.
 
-
-def encode_examples(
-    examples: Sequence[Example], tokenizer: Tokenizer, end: Sequence[int]
-) -> tuple[Ids, Examples]:
-    """Return the ids of examples, (N,), and their places.
-
-    Each example is its question, then its answer and the ids that end the answer.
-
-    A token never crosses the end of a question or an answer. Raises AttnlmError if the vocabulary
-    lacks a character, and for a text that contains "<|endoftext|>" if this is the end of answers.
+    Each example is its question, then its answer and its end: `answer_end`, or the end-of-text id
+    for "". A token never crosses the end of a question or an answer. Raises AttnlmError if the
+    vocabulary lacks a character, and for a text that contains the end of answers.
     """
+    end_ids = tokenizer.encode(answer_end) if answer_end else [tokenizer.end_of_text or 0]
+    end_text = answer_end or tokenizer.end_text
     ids: list[int] = []
     lengths: list[int] = []  # of questions and answers in turns
     starts: list[int] = []
-    for example in examples:
+    answer_bytes = 0
+    for example in text.split(END)[:-1]:
         starts.append(len(ids))
-        first = [] if tokenizer.beginning is None else [tokenizer.beginning]
-        for question, answer, ends in example:
-            question_ids = [*first, *_encode_text(question, tokenizer)]
-            answer_ids = [*_encode_text(answer, tokenizer), *(end if ends else [])]
-            ids += question_ids + answer_ids
-            lengths += [len(question_ids), len(answer_ids)]
-            first = []
-    is_answer = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
-    return np.array(ids, np.uint32), Examples(np.array(starts, np.int64), is_answer)
+        before = len(ids)
+        ids += [] if tokenizer.beginning is None else [tokenizer.beginning]
+        for is_answer, part in enumerate(example.split(TURN)):
+            said, *ends = part.split(ANSWER_END)
+            if end_text in said and (is_answer % 2 or not answer_end):
+                message = f"{said[:60]!r} contains {end_text}, which ends an answer"
+                if end_text == "\n":
+                    of = f"the vocabulary of {tokenizer.dataset}"
+                    message = f"{of} has no end for answers of several lines"
+                raise AttnlmError(
+                    message, "leave it out, or prepare the first run's text with `tokenizer` byte"
+                )
+            ids += [*tokenizer.encode(said), *end_ids * len(ends)]
+            lengths.append(len(ids) - before)
+            before = len(ids)
+            if is_answer % 2:
+                answer_bytes += len(said.encode()) + len(ends) * max(1, len(answer_end.encode()))
+    is_answer_N = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
+    places = Examples(np.array(starts, np.int64), is_answer_N)
+    return np.array(ids, np.uint32), places, answer_bytes
 
 
 # --- The file of marks ----------------------------------------------------------------------------

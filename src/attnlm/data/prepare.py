@@ -24,10 +24,11 @@ from attnlm.base.suggestions import suggestion
 from attnlm.config.prepare_options import PrepareOptions
 from attnlm.config.settings import resolve
 from attnlm.data.batches import check_splits
-from attnlm.data.contents import Content, OwnIds, Questions, Text
+from attnlm.data.contents import Content, OwnIds, Text
 from attnlm.data.dataset import FORMAT, Dataset, Meta, id_dtype, open_dataset, open_dataset_folder
 from attnlm.text.corpus import SOURCES, Source, get_corpus, safe_name
 from attnlm.text.download import is_hub_offline
+from attnlm.text.record_files import Questions
 from attnlm.text.tasks import TASKS
 from attnlm.tokens.byte_pairs import load_published, train_vocabulary
 from attnlm.tokens.specs import PUBLISHED, bpe_size
@@ -258,18 +259,23 @@ def _read(
     `tokenizer` is that of a run or data set, if one was named.
     """
     if (task := _task_of(sources)) is not None:
-        return Questions.of_task(task, options, on_event)
+        return Text.of_task(task, options, work, on_event)
     if options.vocab_size is not None:
         return OwnIds(Path(str(sources[0])), options)
     # An end-of-text id follows each document; by default, only if there are records.
     marks_ends = True if options.tokenizer in PUBLISHED else None
     if tokenizer is not None:
         marks_ends = tokenizer.end_of_text is not None
+    columns, questions = [options.column], None
+    if options.prompt_column is not None:
+        columns = [options.prompt_column, options.answer_column]
+        questions, marks_ends = Questions(), True
     corpora = [
         get_corpus(
             each,
             encoding=options.encoding,
-            column=options.column or options.prompt_column,
+            columns=[*filter(None, columns)],
+            questions=questions,
             marks_ends=marks_ends,
             max_bytes=options.max_bytes,
             offline=offline,
@@ -285,8 +291,6 @@ def _read(
             "it needs records: a .jsonl, .json, .csv or .parquet file, hf: data, or JSON lines or "
             "a .csv table on stdin",
         )
-    if options.prompt_column is not None:
-        return Questions.of_records(corpora, options, on_event)
     return Text(corpora, options, work, on_event)
 
 

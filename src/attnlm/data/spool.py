@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import array
 import codecs
-import contextlib
 import hashlib
 import math
 from collections.abc import Iterator
@@ -18,12 +17,10 @@ from numpy.typing import NDArray
 
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent, Progress
-from attnlm.base.files import file_hash
 from attnlm.base.formatting import listed
-from attnlm.compute.threads import map_ahead
 from attnlm.text.corpus import Corpus
-from attnlm.text.text_files import BLOCK, COMPRESSED, END, NotTextError, check_size
-from attnlm.tokens.tokenizer import code_points
+from attnlm.text.text_files import BLOCK, END, MARKS, TURN, NotTextError, check_size
+from attnlm.tokens.tokenizer import code_points, safe_blocks
 
 # UTF-8 bytes. The trainer of byte pairs needs up to 100 times this memory if no word is repeated.
 SAMPLE_BYTES = 2**22
@@ -48,30 +45,41 @@ def chosen_documents(fraction: Fraction, documents: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Spool:
-    """The text of a corpus in the UTF-8 file `path`, with the byte 0xFF behind each document.
+    """The text of a corpus in the UTF-8 file `path`, with its marks as bytes.
 
-    The file is the user's own if `is_own`. `sha256` covers the text and the ends of its documents,
-    if the corpus marks them. `alphabet` has the distinct characters, sorted. `ends` are the byte
-    offsets behind the documents, (D,), and `digests` a number for each, equal for documents that
-    differ at most in blanks at their ends and in the kind of their line ends.
+    `characters` counts all but the marks. `sha256` covers the text and its marks, but the ends of
+    documents only if the corpus marks them. `alphabet` has the distinct characters, sorted. `ends`
+    are the byte offsets behind the documents, (D,), and `keys` a number for each. It is equal for
+    documents, or first questions of examples, that differ at most in blanks at their ends and in
+    the kind of their line ends.
     """
 
     corpus: Corpus
     path: Path
-    is_own: bool
     size: int
     characters: int
     sha256: str
     alphabet: str
     ends: NDArray[np.int64]
-    digests: NDArray[np.int64]
+    keys: NDArray[np.int64]
+
+    def held_out(self, fraction: Fraction) -> NDArray[np.bool_]:
+        """Return for each document if it is for validation, (D,): `fraction` of them.
+
+        Examples with the same first question stand on the same side.
+        """
+        numbers = np.arange(len(self.ends))
+        if self.corpus.questions is not None:
+            _, first, numbers = np.unique(self.keys, return_index=True, return_inverse=True)
+            numbers = np.argsort(np.argsort(first))[numbers]
+        return np.isin(numbers, chosen_documents(fraction, int(numbers.max(initial=-1)) + 1))
 
     def parts(self, fraction: Fraction, by_documents: bool) -> tuple[Part, Part]:
         """Return the training and the validation split: the share `fraction` of the text, its tail
         or, if `by_documents`, some of its documents."""
         if by_documents:
-            chosen = chosen_documents(fraction, len(self.ends))
-            inner = np.stack([np.append(0, self.ends)[chosen], self.ends[chosen]], 1).ravel()
+            is_val = self.held_out(fraction)
+            inner = np.stack([np.append(0, self.ends)[:-1][is_val], self.ends[is_val]], 1).ravel()
             edges = np.concatenate(([0], inner, [self.size]))
         else:
             cut = self._offset(math.floor(self.characters * (1 - fraction)))
@@ -95,13 +103,14 @@ class Spool:
                 offset += len(content)
         return offset
 
-    def check_unchanged(self) -> None:
-        """Raise AttnlmError if the user's file has changed since it was read."""
-        if self.is_own and file_hash(self.path) != self.sha256:
-            raise AttnlmError(
-                f"{self.corpus.shown} changed while it was read",
-                "try again when no other program writes to it",
-            )
+    def line_keys(self) -> NDArray[np.int64]:
+        """Return a number for each line that is not blank, (L,). A line longer than a block is
+        cut."""
+        with self.path.open("rb") as file:
+            read = iter(lambda: file.readline(BLOCK), b"")
+            lines = (line.strip() for content in read for line in content.split(_END))
+            # Numbers in place of lines: the text may be larger than the memory.
+            return np.fromiter(map(hash, filter(None, lines)), np.int64)
 
 
 @dataclass(frozen=True)
@@ -112,38 +121,44 @@ class Part:
     ranges: NDArray[np.int64]
 
     def blocks(self) -> Iterator[str]:
-        """Yield the text in blocks. END follows documents if an end-of-text id will."""
-        marks_ends = self.spool.corpus.marks_ends
-        for block in _read(self.spool.path, self.ranges):
-            yield block if marks_ends else block.replace(END, "")
+        """Yield the text in blocks that can be encoded apart.
 
-    def lines(self) -> Iterator[str]:
-        """Yield the lines that are not blank. A line longer than a block is cut."""
-        rest = ""
-        for block in _read(self.spool.path, self.ranges):
-            *lines, rest = (rest + block.replace(END, "\n")).split("\n")
-            yield from filter(None, map(str.strip, lines))
-            if len(rest) > BLOCK:
-                yield rest
-                rest = ""
-        yield from filter(None, [rest.strip()])
+        END follows documents if an end-of-text id will. Blocks of questions hold whole examples.
+        """
+        blocks = _read(self.spool.path, self.ranges)
+        if self.spool.corpus.questions is not None:
+            return filter(None, _whole_documents(blocks))
+        if not self.spool.corpus.marks_ends:
+            blocks = (block.replace(END, "") for block in blocks)
+        return safe_blocks(blocks)
 
     def sample(self) -> list[str]:
         """Return the text, or blocks spread evenly over it if the spool is large."""
         size = self.spool.size - len(self.spool.ends)
-        stride = math.ceil(_SAMPLE_BLOCK / min(Fraction(1), Fraction(SAMPLE_BYTES, size)))
+        stride = max(_SAMPLE_BLOCK, math.ceil(Fraction(_SAMPLE_BLOCK * size, SAMPLE_BYTES)))
         samples = []
         position = 0
-        for block in self.blocks():
-            text = block.replace(END, "")
+        for block in _read(self.spool.path, self.ranges):
+            text = MARKS.sub("", block)
             for start in range(-(position % stride), len(text), stride):
                 samples.append(text[max(start, 0) : max(start + _SAMPLE_BLOCK, 0)])
             position += len(text)
         return samples
 
 
+def _whole_documents(blocks: Iterator[str]) -> Iterator[str]:
+    """Yield the text in blocks that end with a document."""
+    rest = ""
+    for block in blocks:
+        rest += block
+        if len(rest) >= BLOCK:
+            whole, end, rest = rest.rpartition(END)
+            yield whole + end
+    yield rest
+
+
 def _read(path: Path, ranges: NDArray[np.int64]) -> Iterator[str]:
-    """Yield these parts of a file in blocks. END follows documents."""
+    """Yield these parts of a file in blocks, with their marks."""
     decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
     with path.open("rb") as file:
         for begin, end in ranges:  # (R, 2)
@@ -154,120 +169,69 @@ def _read(path: Path, ranges: NDArray[np.int64]) -> Iterator[str]:
 
 
 def read_spool(corpus: Corpus, path: Path, on_event: OnEvent) -> Spool:
-    """Read a corpus once, into the new file `path` unless it is one UTF-8 file without documents.
+    """Read a corpus once, into the new file `path`. Count and hash its text.
 
-    Count and hash its text. Raises AttnlmError as `Corpus.texts` does, and if the text is empty or
-    too long.
+    Raises AttnlmError as `Corpus.texts` does, and if the text is empty or too long.
     """
-    blocks = corpus.texts(corpus.files[0])
-    if is_own := _is_utf8(corpus):
-        path = corpus.files[0].path
-        size, with_returns = path.stat().st_size, [corpus.shown]
-    else:
-        with_returns = _write_spool(corpus, path, on_event)
-        size = path.stat().st_size
-        blocks = _read(path, np.array([[0, size]]))
+    ends, keys = _write_spool(corpus, path, on_event)
+    size = path.stat().st_size
     check_size(size, corpus.max_bytes, path.parent, corpus.shown)
-    whole, document = hashlib.sha256(), _DocumentHash()
-    ends, digests, has_occurred = array.array("q"), bytearray(), np.zeros(0x110000, np.bool_)
-    place = 0
-
-    def survey(block: str) -> int:
-        """Hash a block, note its documents and characters, and return the number of characters."""
-        nonlocal document, place
-        content = marked = block.encode(errors="surrogateescape")
-        if corpus.has_documents:
-            *ended, rest = content.split(_END)
-            for text in ended:
-                document.update(text)
-                digests.extend(document.digest())
-                document = _DocumentHash()
-                place += len(text) + 1
-                ends.append(place)
-            document.update(rest)
-            place += len(rest)
-            content, block = content.replace(_END, b""), block.replace(END, "")
-        whole.update(marked if corpus.marks_ends else content)
-        if len(content) == len(block):
-            known_bytes = np.flatnonzero(has_occurred[:128]).astype(np.uint8).tobytes()
-            new: NDArray[Any] = np.frombuffer(content.translate(None, known_bytes), np.uint8)
+    whole, has_occurred, characters = hashlib.sha256(), np.zeros(0x110000, np.bool_), 0
+    for block in _read(path, np.array([[0, size]])):
+        marked = block.encode(errors="surrogateescape")
+        text = MARKS.sub("", block) if corpus.has_documents else block
+        whole.update(marked if corpus.marks_ends else marked.replace(_END, b""))
+        if text.isascii():
+            known = [*np.flatnonzero(has_occurred[:128]), 0xFD, 0xFE, 0xFF]
+            new: NDArray[Any] = np.frombuffer(marked.translate(None, bytes(known)), np.uint8)
         else:
-            points = code_points(block)
+            points = code_points(text)
             new = points[~has_occurred.take(points)]
         has_occurred[new] = True
-        return len(block)
-
-    characters = 0
-    with contextlib.closing(map_ahead(survey, blocks)) as surveyed:
-        for count in surveyed:
-            characters += count
-            on_event(Progress("read", characters, None, "chars"))
+        characters += len(text)
+        on_event(Progress("read", characters, None, "chars"))
     if characters == 0:
         raise AttnlmError(f"{corpus.shown} is empty", "use a text that is not empty")
     if has_occurred[ord("\r")]:
-        shown = f"{listed(with_returns, 10)}: carriage returns (Windows line ends, CR LF) are kept"
+        shown = f"{corpus.shown}: carriage returns (Windows line ends, CR LF) are kept"
         on_event(Note(f"{shown}; dos2unix converts CR LF to LF"))
     if has_occurred[0]:
         on_event(Note(f"{corpus.shown} has NUL characters: if it is UTF-16, name its `encoding`"))
-    return Spool(
-        corpus,
-        path,
-        is_own,
-        size,
-        characters,
-        whole.hexdigest(),
-        "".join(map(chr, np.flatnonzero(has_occurred))),
-        np.frombuffer(ends, np.int64),
-        np.frombuffer(digests, np.int64),
-    )
+    alphabet = "".join(map(chr, np.flatnonzero(has_occurred)))
+    return Spool(corpus, path, size, characters, whole.hexdigest(), alphabet, ends, keys)
 
 
-class _DocumentHash:
-    """A hash of a document that comes in pieces, without blanks at its ends, and with LF for CR LF
-    and CR."""
+def _write_spool(
+    corpus: Corpus, path: Path, on_event: OnEvent
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Write the text of a corpus to the new file `path`; return the ends and keys of its documents.
 
-    def __init__(self) -> None:
-        self._hash = hashlib.blake2b(digest_size=8)
-        self._blanks: bytes | None = None
-        """those at the end so far, which count if more follows; None before the first character"""
-        self.digest = self._hash.digest
-
-    def update(self, piece: bytes) -> None:
-        text = piece.lstrip() if self._blanks is None else self._blanks + piece
-        kept = text.rstrip()
-        self._hash.update(kept.replace(b"\r\n", b"\n").replace(b"\r", b"\n"))
-        if kept:
-            self._blanks = text[len(kept) :]
-        elif self._blanks is not None:
-            self._blanks = text
-
-
-def _is_utf8(corpus: Corpus) -> bool:
-    """Return True if a corpus is one file that is like its spool: UTF-8 without documents."""
-    file = corpus.files[0]
-    if corpus.has_documents or file.stream or file.encoding != "utf-8":
-        return False
-    if file.path.suffix.lower() in COMPRESSED:
-        return False
-    with file.path.open("rb") as opened:
-        return opened.read(3) != codecs.BOM_UTF8
-
-
-def _write_spool(corpus: Corpus, path: Path, on_event: OnEvent) -> list[str]:
-    """Write the text of a corpus to the new file `path`, in UTF-8, with 0xFF behind each document.
-
-    Return the names of the files with carriage returns. Files of folders that are no text, and
-    empty files, are left out with a Note. Raises AttnlmError as `Corpus.texts` does, and if the
-    text is too long, or the disk almost full.
+    Files of folders that are no text, and empty files, are left out with a Note. Raises AttnlmError
+    as `Corpus.texts` does, and if the text is too long, or the disk almost full.
     """
     not_text: list[str] = []
     empty: list[str] = []
-    with_returns: list[str] = []
+    ends, keys, key = array.array("q"), bytearray(), hashlib.blake2b(digest_size=8)
     told, encoding = 0, corpus.files[0].encoding
     with path.open("wb") as spool:
+
+        def put(text: str) -> None:
+            nonlocal key, told
+            spool.write(text.encode(errors="surrogateescape"))
+            if corpus.has_documents:
+                first = text.removesuffix(END).partition(TURN)[0].strip()
+                key.update(first.replace("\r\n", "\n").replace("\r", "\n").encode())
+                if text.endswith(END):
+                    ends.append(spool.tell())
+                    keys.extend(key.digest())
+                    key = hashlib.blake2b(digest_size=8)
+            if spool.tell() >= told + BLOCK:
+                told = spool.tell()
+                check_size(told, corpus.max_bytes, path.parent, corpus.shown)
+                on_event(Progress("copy", told, None, "B"))
+
         for file in corpus.files:
-            begin = spool.tell()
-            has_returns = False
+            begin, documents = spool.tell(), len(ends)
             may_have_nuls = not file.optional or file.encoding.startswith(("utf-16", "utf-32"))
             try:
                 if file.optional and not file.path.is_file():
@@ -275,24 +239,19 @@ def _write_spool(corpus: Corpus, path: Path, on_event: OnEvent) -> list[str]:
                 for text in corpus.texts(file):
                     if "\0" in text and not (may_have_nuls or file.is_records):
                         raise NotTextError(f"{file.shown} has NUL characters", "leave it out")
-                    has_returns = has_returns or "\r" in text
-                    spool.write(text.encode(errors="surrogateescape"))
-                    if spool.tell() >= told + BLOCK:
-                        told = spool.tell()
-                        check_size(told, corpus.max_bytes, path.parent, corpus.shown)
-                        on_event(Progress("copy", told, None, "B"))
+                    put(text)
+                if spool.tell() == begin:
+                    empty.append(file.shown)
+                elif corpus.has_documents and not file.is_records:
+                    put(END)
             except NotTextError as error:
                 if not file.optional:
                     raise
                 spool.seek(begin)
                 spool.truncate()
+                del ends[documents:], keys[8 * documents :]
+                key = hashlib.blake2b(digest_size=8)
                 not_text.append(f"{file.shown} ({error.place})" if error.place else file.shown)
-                continue
-            if spool.tell() == begin:
-                empty.append(file.shown)
-            elif corpus.has_documents and not file.is_records:
-                spool.write(_END)
-            with_returns += [file.shown] * has_returns
     kept = len(corpus.files) - len(not_text) - len(empty)
     if not kept and corpus.files[0].optional:
         raise AttnlmError(
@@ -304,4 +263,4 @@ def _write_spool(corpus: Corpus, path: Path, on_event: OnEvent) -> list[str]:
         if names and kept:
             left_out = f"left out {len(names)} of {len(corpus.files)} files because they are"
             on_event(Note(f"{left_out} {reason}: {listed(names, 10)}"))
-    return with_returns
+    return np.frombuffer(ends, np.int64), np.frombuffer(keys, np.int64)

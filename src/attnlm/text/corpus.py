@@ -25,6 +25,8 @@ from attnlm.base.suggestions import suggestion
 from attnlm.text.download import TIMEOUT, fetch, fetch_cached, without_password
 from attnlm.text.record_files import (
     HUB_PREFIX,
+    Questions,
+    example_text,
     hub_parts,
     hub_records,
     record_values,
@@ -60,16 +62,18 @@ class Corpus:
     `floor_nats`, for `tales` only, maps the character offset at which each story begins to −ln p,
     where p is the probability of the text from this offset to the end.
 
-    Each record is a document, whose text is in `column`. If the user named several files or a
+    Each record is a document, whose text is in `columns`. If the user named several files or a
     folder, each file of another kind is a document too. `has_documents` is set if the text consists
     of documents, which then end with END. `marks_ends` is set if an end-of-text id will follow each
-    document; otherwise, each record ends with a newline.
+    document; otherwise, each record ends with a newline. If `questions` is set, each document is a
+    question with its answer, or a conversation, with marks.
     """
 
     name: str
     sources: tuple[str, ...]
     files: tuple[TextFile, ...]
-    column: str = "text"
+    columns: Sequence[str] = ("text",)
+    questions: Questions | None = None
     has_documents: bool = False
     marks_ends: bool = False
     max_bytes: int | None = None
@@ -81,19 +85,23 @@ class Corpus:
         return "stdin" if self.sources == ("-",) else summary(self.sources)
 
     def texts(self, file: TextFile) -> Iterator[str]:
-        """Yield the text of one of the files: its records, or blocks of it.
+        """Yield the text of one of the files: its records, each with END, or blocks of it.
 
         Raises AttnlmError if it can't be read. The error names the byte offset of text that can't
         be decoded, or the line or row of an invalid record.
         """
         try:
-            if not file.is_records:
+            if file.examples:
+                yield from (text + END for text in file.examples)
+            elif not file.is_records and self.questions is None:
                 yield from file.blocks()
-                return
-            for where, (value,) in record_values(file, [self.column]):
-                if text := require_text(value, self.column, where):
-                    is_open = not self.marks_ends and not text.endswith("\n")
-                    yield text + "\n" * is_open + END
+            else:
+                for where, values in record_values(file, self.columns):
+                    if self.questions is not None:
+                        yield example_text(values, self.columns, where) + END
+                    elif text := require_text(values[0], self.columns[0], where):
+                        is_open = not self.marks_ends and not text.endswith("\n")
+                        yield text + "\n" * is_open + END
         except OSError as error:
             raise _unreadable_error(file.shown, error) from error
 
@@ -102,7 +110,8 @@ def get_corpus(
     sources: Sequence[Source | None],
     *,
     encoding: str = "utf-8",
-    column: str | None = None,
+    columns: Sequence[str] = (),
+    questions: Questions | None = None,
     marks_ends: bool | None = None,
     max_bytes: int | None = None,
     offline: bool = False,
@@ -121,7 +130,7 @@ def get_corpus(
     AttnlmError for a text that is not available, UsageError for an unknown encoding.
     """
     encoding = text_encoding(encoding)
-    pipe_format = "" if column is None else ".jsonl"
+    pipe_format = ".jsonl" if columns else ""
 
     def corpus_of(source: Source | None) -> Corpus:
         match source:
@@ -147,7 +156,9 @@ def get_corpus(
 
     corpora = list(map(corpus_of, sources))
     files = tuple(file for corpus in corpora for file in corpus.files)
-    corpus = replace(corpora[0], files=files, column=column or "text", max_bytes=max_bytes)
+    corpus = replace(corpora[0], files=files, questions=questions, max_bytes=max_bytes)
+    if columns:
+        corpus = replace(corpus, columns=columns)
     if len(corpora) > 1:
         corpus = replace(
             corpus,

@@ -10,14 +10,22 @@ import itertools
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypeAlias
+from typing import Any, BinaryIO, NamedTuple
 
 from attnlm.base.errors import AttnlmError, UsageError, import_optional
 from attnlm.base.formatting import listed
 from attnlm.base.suggestions import suggestion
-from attnlm.text.text_files import RECORDS, NotTextError, Rows, TextFile, record_suffix
+from attnlm.text.text_files import (
+    ANSWER_END,
+    RECORDS,
+    TURN,
+    NotTextError,
+    Rows,
+    TextFile,
+    record_suffix,
+)
 
 _LONGEST_LINE = 2**26  # bytes
 _ONE_RECORD = 'each line must be one record in UTF-8, such as {"text": "…"}, or all in one array'
@@ -31,7 +39,6 @@ _NAME = re.compile(
     f"(?P<path>[^/@:]+(?:/[^/@:]+)?)(?:@(?P<revision>[^/:]+))?(?:/(?P<config>[^@:]*[^/@:]))?{_SPLIT}"
 )
 
-QUESTION_END = "\n"
 END_OF_TEXT = "\x03"
 """The control character "end of text". It ends answers if the tokenizer has no end-of-text id."""
 _QUESTION_ROLES = ("system", "user", "human")
@@ -268,50 +275,46 @@ def hub_records(
 # --- Questions with answers -----------------------------------------------------------------------
 
 
-class Turn(NamedTuple):
-    """A question, with the text that separates it from its answer, and the answer.
+class Questions(NamedTuple):
+    """How a data set of questions with answers is written.
 
-    `ends` is False if the next question follows the answer without an end of the answer.
+    `question_end` separates a question from its answer; the texts of questions include it. If
+    `answer_end` is None, the tokenizer's end-of-text id or a control character ends an answer.
+    `longer` are examples that are in no split.
     """
 
-    question: str
-    answer: str
-    ends: bool = True
+    question_end: str = "\n"
+    answer_end: str | None = None
+    longer: Sequence[str] = ()
 
 
-Example: TypeAlias = tuple[Turn, ...]
-"""One turn, or the turns of a conversation."""
+def example_text(values: Sequence[Any], columns: Sequence[str], where: str) -> str:
+    """Return a record's questions and answers as one text, with TURN and ANSWER_END as marks.
 
-
-def read_examples(files: Iterable[TextFile], columns: Sequence[str]) -> Iterator[Example]:
-    """Yield the examples in files of records.
-
-    Two columns have the questions and the answers, both texts. A single one has lists of messages,
+    Two columns have the question and the answer, both texts. A single one has a list of messages,
     each with a role and a content.
     """
-    for file in files:
-        for where, values in record_values(file, columns):
-            if len(columns) == 1:
-                yield _conversation_turns(values[0], columns[0], where)
-            else:
-                question, answer = map(require_text, values, columns, itertools.repeat(where))
-                yield (_checked_turn(question, answer, where),)
+    if len(columns) == 1:
+        said = _conversation(values[0], columns[0], where)
+    else:
+        said = list(map(require_text, values, columns, itertools.repeat(where)))
+    turns = []
+    for question, answer in zip(said[::2], said[1::2], strict=False):  # without a last question
+        if not question or not answer:
+            raise AttnlmError(
+                f"{where} has an empty {'answer' if question else 'question'}", "leave it out"
+            )
+        if END_OF_TEXT in question + answer:
+            raise AttnlmError(
+                f"{where} has the control character U+0003, which ends answers", "remove it"
+            )
+        turns.append(f"{question}{Questions().question_end}{TURN}{answer}{ANSWER_END}")
+    return TURN.join(turns)
 
 
-def _checked_turn(question: str, answer: str, where: str) -> Turn:
-    if not question or not answer:
-        raise AttnlmError(
-            f"{where} has an empty {'answer' if question else 'question'}", "leave it out"
-        )
-    if END_OF_TEXT in question + answer:
-        raise AttnlmError(
-            f"{where} has the control character U+0003, which ends answers", "remove it"
-        )
-    return Turn(question + QUESTION_END, answer)
-
-
-def _conversation_turns(messages: object, column: str, where: str) -> Example:
-    """Return the turns of a list of messages. Messages in a row of one side are joined."""
+def _conversation(messages: object, column: str, where: str) -> list[str]:
+    """Return a question, its answer, and so on, of a list of messages. Messages in a row of one
+    side are joined."""
     if not isinstance(messages, list) or not all(isinstance(m, Mapping) for m in messages):
         raise AttnlmError(
             f"{where}: column {column!r} is not a list of messages",
@@ -333,6 +336,4 @@ def _conversation_turns(messages: object, column: str, where: str) -> Example:
     joined = [(answers, "\n".join(text for _, text in side)) for answers, side in sides]
     if len(joined) < 2 or joined[0][0]:
         raise AttnlmError(f"{where} has no question with an answer behind it", "leave it out")
-    texts = [text for _, text in joined]
-    turns = zip(texts[::2], texts[1::2], strict=False)  # without a last question
-    return tuple(_checked_turn(question, answer, where) for question, answer in turns)
+    return [text for _, text in joined]

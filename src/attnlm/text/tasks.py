@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 from attnlm.base.errors import UsageError
 from attnlm.text.corpus_tales import uniform_words
-from attnlm.text.record_files import Example, Turn
+from attnlm.text.text_files import ANSWER_END, TURN
 
-ANSWER_END = "\n"
 _MODULUS = 97
 _VALIDATION_FRACTION = 0.1
 _MOST_VALIDATION = 1000
@@ -109,10 +108,10 @@ TASKS = {
 
 def generate_examples(
     name: str, *, examples: int, size: int | None
-) -> tuple[list[Example], list[Example], list[Example]]:
+) -> tuple[list[str], list[str], list[str]]:
     """Return examples of a task for training and for validation, and longer ones.
 
-    They are the same on every machine.
+    TURN and ANSWER_END mark the answers. The examples are the same on every machine.
     There are `examples` training examples, and a tenth as many for validation, but at most 1,000.
     All questions differ. If the task has fewer questions, all are used, a tenth of them for
     validation. Longer examples have half a size more, or one digit more; a task without a size, or
@@ -139,7 +138,7 @@ def generate_examples(
     return drawn[held_out:], drawn[:held_out], longer_examples
 
 
-def _draw_examples(name: str, size: int, most: int) -> list[Example]:
+def _draw_examples(name: str, size: int, most: int) -> list[str]:
     """Return up to `most` examples with different questions."""
     task = TASKS[name]
     words = uniform_words(f"attnlm {name} 1, {size}")
@@ -149,19 +148,15 @@ def _draw_examples(name: str, size: int, most: int) -> list[Example]:
         question, answer = task.draw(lambda n: _random_below(words, n), size)
         repeated = repeated + 1 if question in answers else 0
         answers[question] = answer
-    turns = [Turn(question + task.question_end, answer) for question, answer in answers.items()]
-    return [_turn_per_letter(turn) if name == "recall" else (turn,) for turn in turns]
+    if name == "recall":
+        return [_turn_per_letter(*drawn) + ANSWER_END for drawn in answers.items()]
+    end = task.question_end + TURN
+    return [question + end + answer + ANSWER_END for question, answer in answers.items()]
 
 
-def _turn_per_letter(turn: Turn) -> Example:
-    """Return a turn for each letter of the answer, which asks for the letter's digit."""
-    question, answer, _ = turn
-    questions = [question + answer[0], *answer[2::2]]
-    last = len(questions) - 1
-    return tuple(
-        Turn(letter, digit, ends=i == last)
-        for i, (letter, digit) in enumerate(zip(questions, answer[1::2], strict=True))
-    )
+def _turn_per_letter(question: str, answer: str) -> str:
+    """Return the question with each letter of the answer, which asks for the letter's digit."""
+    return question + TURN.join(answer)
 
 
 def _random_below(words: Iterator[int], n: int) -> int:

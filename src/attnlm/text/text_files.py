@@ -6,6 +6,7 @@ import codecs
 import contextlib
 import gzip
 import io
+import re
 import shutil
 import sys
 import zlib
@@ -25,9 +26,11 @@ ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"  
 # The number of bytes in a read, and the most characters in a block of text. All that is computed
 # from such a block, up to its token ids, fits into a processor's cache.
 BLOCK = 2**18
-END = "\udcff"
-"""The end of a document: the byte 0xFF, which UTF-8 never has, as "surrogateescape" decodes it to a
-str. No text has this character, half a surrogate pair."""
+END, TURN, ANSWER_END = "\udcff", "\udcfe", "\udcfd"
+"""Marks in a text: the end of a document; in a question with its answer, the place where the answer
+or the next question begins; and the end of an answer. They are the bytes 0xFF, 0xFE and 0xFD, which
+UTF-8 never has, as "surrogateescape" decodes them: no text has these halves of surrogate pairs."""
+MARKS = re.compile(f"[{ANSWER_END}{TURN}{END}]")
 
 # A text without an end, such as a pipe, must not fill the disk: bytes, and a part of the disk. Only
 # texts of more than _SMALL bytes are checked.
@@ -81,7 +84,7 @@ class TextFile:
     `shown` is its name in messages. `format` is one of RECORDS for records, "" for a text; records
     ignore `encoding`. `stream` opens a pipe in place of `path`, whose suffix still says how it is
     compressed. A file that is `optional`, as it was found in a folder, is left out if it is no
-    text. `rows` yields the records of a data set of the Hub.
+    text. `rows` yields the records of a data set of the Hub. `examples` are those of a task.
     """
 
     path: Path
@@ -91,11 +94,12 @@ class TextFile:
     stream: OpenStream | None = None
     optional: bool = False
     rows: Callable[[Sequence[str]], Rows] | None = None
+    examples: Sequence[str] = ()
 
     @property
     def is_records(self) -> bool:
         """Return True if the file holds records, each with columns."""
-        return self.rows is not None or bool(self.format)
+        return self.rows is not None or bool(self.format or self.examples)
 
     @contextlib.contextmanager
     def open(self) -> Iterator[BinaryIO]:
