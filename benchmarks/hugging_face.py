@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import transformers
 
-from attnlm.tokens.byte_pairs import load_published
+from attnlm.tokens.tokenizer import load_published
 from attnlm.tokens.tokenizer_json import library_tokenizer
 
 

@@ -112,7 +112,7 @@ def project(dataset: Any) -> Path:
 @pytest.fixture
 def gpt2(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """GPT-2's vocabulary, from a folder with tiktoken's files."""
-    from attnlm.tokens.byte_pairs import load_published
+    from attnlm.tokens.tokenizer import load_published
 
     data = os.environ.get("ATTNLM_TEST_DATA")
     if not data:

@@ -11,9 +11,15 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from attnlm.tokens.byte_pairs import train_vocabulary, visible
 from attnlm.tokens.specs import CL100K_PATTERN, GPT2_PATTERN, O200K_PATTERN
-from attnlm.tokens.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer, Tokenizer
+from attnlm.tokens.tokenizer import (
+    BpeTokenizer,
+    ByteTokenizer,
+    CharTokenizer,
+    Tokenizer,
+    train_vocabulary,
+    visible,
+)
 from attnlm.tokens.tokenizer_json import listed_pairs
 from tests.models import FRUITS
 

@@ -282,7 +282,7 @@ def hub(here: Path) -> Path:
 
 
 def test_a_data_set_of_the_hub_is_streamed(hub: Path, here: Path) -> None:
-    options = ("--tokenizer", "bpe:300", "--column", "story", "--offline", "--split=tail", "--json")
+    options = ("--tokenizer", "bpe:300", "--column", "story", "--split=tail", "--json")
     done = command("prepare", "hf:./stories", *options, cwd=here)
     assert json.loads(done.stdout)["documents"] == len(TEXTS)
     dataset = open_dataset()
@@ -332,17 +332,7 @@ def test_names_of_the_hub_are_parsed() -> None:
         assert hub_parts(f"hf:{source}") == dict(zip(names, parts, strict=True))
 
 
-@pytest.mark.parametrize("file", ["README.md", ".huggingface.yaml"])
-@pytest.mark.parametrize("paths", ["[a.jsonl, URL]", "URL", "[{split: train, path: 'URL'}]"])
-def test_offline_reads_no_url_that_a_folder_names(paths: str, file: str, here: Path) -> None:
-    folder = here / "named"
-    folder.mkdir()
-    url = "zip://a::https://b.example/c.zip" if file == "README.md" else "http://127.0.0.1:9/x"
-    content = f"configs:\n- config_name: a\n  data_files: {paths.replace('URL', url)}\n"
-    (folder / file).write_text(f"---\n{content}---\n# A text\n" if ".md" in file else content)
-    (folder / "a.jsonl").write_bytes(json_lines(["some text"] * 50))
+def test_offline_reads_no_folder_with_the_layout_of_the_hub(hub: Path) -> None:
+    """Its README may name an address."""
     with pytest.raises(AttnlmError, match="needs the network, but `offline` is set"):
-        prepare("hf:./named", offline=True)
-    (folder / file).unlink()
-    (folder / "README.md").write_text("---\nhomepage: https://a.example\n---\n")
-    assert len(prepare("hf:./named", offline=True).train) > 400
+        prepare("hf:./stories", offline=True, column="story")

@@ -21,7 +21,7 @@ from attnlm.config.settings import resolve
 from attnlm.config.variants import variant
 from attnlm.runs import hugging_face
 from attnlm.runs.hugging_face import first_difference, read_config
-from attnlm.tokens.byte_pairs import load_published, visible
+from attnlm.tokens.tokenizer import load_published, visible
 from attnlm.tokens.tokenizer_json import library_tokenizer, read_tokenizer, read_tokenizer_files
 from tests.kit import command, fails
 from tests.models import parts_of, random_run

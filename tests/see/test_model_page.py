@@ -23,8 +23,13 @@ from attnlm.model.layers import LayerNorm, RMSNorm
 from attnlm.model.recorder import record
 from attnlm.model.textbook import forward
 from attnlm.see.model_page import model_data, play_page
-from attnlm.tokens import byte_pairs
-from attnlm.tokens.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer, Tokenizer
+from attnlm.tokens.tokenizer import (
+    BpeTokenizer,
+    ByteTokenizer,
+    CharTokenizer,
+    Tokenizer,
+    train_vocabulary,
+)
 from docs.gallery import FOLDER, PAGES, data_of
 from tests.browser import check_fits, darkness, opened, until
 from tests.kit import command, fails
@@ -192,7 +197,7 @@ AWKWARD = (
 
 
 def tokenizers() -> list[Tokenizer]:
-    trained = byte_pairs.train_vocabulary("bpe:300", 300, [FRUITS])
+    trained = train_vocabulary("bpe:300", 300, [FRUITS])
     special = {"<|endoftext|>": 300, "<|im_start|>": 301}
     others = [
         BpeTokenizer(name, trained.ranks, vocab_size=302, special=special, nfc=name == "qwen2")

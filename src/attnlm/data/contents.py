@@ -33,7 +33,7 @@ from attnlm.text.corpus import Corpus, safe_name, summary
 from attnlm.text.record_files import END_OF_TEXT, Questions
 from attnlm.text.tasks import TASKS, generate_examples
 from attnlm.text.text_files import ANSWER_END, MARKS, TURN, TextFile
-from attnlm.tokens.tokenizer import BpeTokenizer, Tokenizer, UnknownCharactersError
+from attnlm.tokens.tokenizer import BpeTokenizer, Tokenizer
 
 _MOST_BIGRAM_IDS = 1024
 
@@ -303,11 +303,7 @@ def _answer_end(questions: Questions, tokenizer: Tokenizer) -> str:
         return questions.answer_end
     if tokenizer.end_of_text is not None:
         return ""
-    try:
-        tokenizer.encode(END_OF_TEXT)
-    except UnknownCharactersError:  # characters of a text, which end no document
-        return "\n"
-    return END_OF_TEXT
+    return END_OF_TEXT if END_OF_TEXT.encode() in tokenizer.tokens else "\n"
 
 
 def _record(example: str, question_end: str) -> str:

@@ -30,14 +30,15 @@ from attnlm.text.corpus import SOURCES, Source, get_corpus, safe_name
 from attnlm.text.download import is_hub_offline
 from attnlm.text.record_files import Questions
 from attnlm.text.tasks import TASKS
-from attnlm.tokens.byte_pairs import load_published, train_vocabulary
 from attnlm.tokens.specs import PUBLISHED, bpe_size
 from attnlm.tokens.tokenizer import (
     ByteTokenizer,
     CharTokenizer,
     IdsTokenizer,
     Tokenizer,
+    load_published,
     load_tokenizer,
+    train_vocabulary,
 )
 
 # The options of each kind of data.
@@ -137,7 +138,7 @@ def prepare(
         else:
             if tokenizer is None:
                 tokenizer = _new_tokenizer(chosen.tokenizer, content, work, offline, on_event)
-            tokenizer.check(content.alphabet)
+            tokenizer.encode(content.alphabet)
             write_dataset(work / "new", content, tokenizer, on_event)
             if not os.path.lexists(target):
                 (work / "new").rename(target)

@@ -206,23 +206,6 @@ def _is_local(path: str) -> bool:
     return path.startswith(("/", "~")) or path.split("/")[0] in (".", "..")
 
 
-def _named_url(folder: Path) -> str | None:
-    """Return a URL in the `configs` of a folder's README.md or .huggingface.yaml, if any."""
-    import yaml  # type: ignore[import-untyped]  # `datasets` needs it
-
-    for name, pattern in (
-        ("README.md", r"\s*---[ \t]*\r?\n(.*?)\n---[ \t]*\r?(?:\n|$)"),
-        (".huggingface.yaml", "(.*)"),
-    ):
-        with contextlib.suppress(OSError, yaml.YAMLError, AttributeError):
-            text = (folder / name).read_text("utf-8-sig", "replace")
-            if header := re.match(pattern, text, flags=re.DOTALL):
-                configs = str(yaml.safe_load(header[1]).get("configs"))
-                if found := re.search(r"[^\s'\"]*://[^\s'\"]*", configs):
-                    return found[0]
-    return None
-
-
 def hub_records(
     source: str, columns: Sequence[str], offline: bool
 ) -> Iterator[tuple[str, list[Any]]]:
@@ -232,22 +215,15 @@ def hub_records(
     downloaded or read, or lacks a column.
     """
     name, row = hub_parts(source), 0
-    path = name["path"]
-    is_local = _is_local(path)
-    hint = f"check the name ({HUB_SYNTAX}) and the network, or use a folder"
-    if is_local:
+    path, hint = name["path"], f"check the name ({HUB_SYNTAX}) and the network, or use a folder"
+    if offline:  # a local folder may name addresses, too
+        message = f"{source} needs the network, but `offline` is set"
+        raise AttnlmError(message, "use a file or a folder, without hf:")
+    if _is_local(path):
         path = str(Path(path).expanduser().absolute())
-        hint = f"check the name ({HUB_SYNTAX})"
     elif Path(path).is_dir():  # the library would read this folder instead
         path, hint = f"hf://datasets/{path}", f"for the folder, use {HUB_PREFIX}./{path}"
-    if offline and not is_local:
-        raise AttnlmError(f"{source} needs the network, but `offline` is set", hint)
     datasets = import_optional("datasets", f"reading {source}")
-    if offline and (url := _named_url(Path(path))):
-        raise AttnlmError(
-            f"{source} names {url}, which needs the network, but `offline` is set",
-            "leave it out of README.md or .huggingface.yaml there, or allow the network",
-        )
     datasets.disable_progress_bars()
     for library in ("datasets", "huggingface_hub"):  # they log errors and retries
         logging.getLogger(library).setLevel(logging.CRITICAL)

@@ -233,7 +233,7 @@ def _new_plan(dataset: Dataset, arguments: Mapping[str, Any], on_event: OnEvent)
             f"`tune` needs a tenth of the training split, and {dataset.name} is too small for it",
             "use a longer text, or leave `tune` out",
         )
-    dataset.tokenizer.check(plan.prompt)
+    dataset.tokenizer.encode(plan.prompt)
     configs = {rung: resolve(plan.settings(rung, plan.seed)) for rung in plan.rungs}
     for rung, config in configs.items():
         _check_rung(rung, config, dataset)
