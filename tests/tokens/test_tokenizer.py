@@ -11,9 +11,7 @@ import importlib
 import itertools
 import json
 import random
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,7 @@ from attnlm.base import files
 from attnlm.base.files import write_json
 from attnlm.text.text_files import BLOCK, END
 from attnlm.tokens import tokenizer
-from attnlm.tokens.specs import CL100K_PATTERN, bpe_size
+from attnlm.tokens.specs import CL100K_PATTERN
 from attnlm.tokens.tokenizer import (
     BYTES,
     END_OF_TEXT,
@@ -137,13 +135,6 @@ def test_special_ids_of_each_tokenizer() -> None:
     assert made.decode([len(TRAINED.ranks), 97, made.vocab_size - 1]) == "a"
 
 
-def test_only_specs_have_a_size() -> None:
-    assert (bpe_size("bpe:257"), bpe_size("bpe:65536"), bpe_size("gpt2")) == (257, 65536, None)
-    for unknown in ("", "GPT-2", "bpe", "bpe:-512", "bpe:٣٠٠", "Chars"):
-        with pytest.raises(UsageError, match="unknown tokenizer"):
-            bpe_size(unknown)
-
-
 @given(
     st.lists(TRICKY.filter(bool) | st.just(END_OF_TEXT), max_size=8),
     st.integers(1, 40),
@@ -235,20 +226,6 @@ def test_training_is_quick_on_a_text_without_spaces() -> None:
     draw = random.Random(1)
     text = "".join(draw.choices("ACGT", k=200_000))
     assert train_vocabulary("bpe:270", 270, [text]).vocab_size == 270
-
-
-def test_threads_share_no_encoding() -> None:
-    """If they shared one, they would wait for each other at each word."""
-    both = threading.Barrier(2, timeout=60)
-
-    def encoded(text: str) -> tuple[list[int], object]:
-        both.wait()
-        return TRAINED.encode(text), TRAINED._of_thread.encoding
-
-    with ThreadPoolExecutor(2) as pool:
-        (first, one), (second, other) = pool.map(encoded, [TALE, TALE])
-    assert first == second == TRAINED.encode(TALE)
-    assert len({one, other, TRAINED._of_thread.encoding}) == 3
 
 
 def test_patterns_equal_tiktoken(monkeypatch: pytest.MonkeyPatch) -> None:

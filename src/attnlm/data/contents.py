@@ -372,11 +372,9 @@ def _read_ids(path: Path, options: PrepareOptions) -> NDArray[Any]:
             ids: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
         else:
             ids = np.memmap(path, np.dtype(options.dtype or "uint16").newbyteorder("<"), "r")
-    except (ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError) as error:
         reason = " ".join(str(error).split())
         raise AttnlmError(f"{path} holds no ids: {reason}", "check the file and `dtype`") from None
-    except OSError as error:
-        raise AttnlmError(f"cannot read {path}: {error.strerror}", "check its name") from None
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise AttnlmError(
             f"{path} holds an array of {ids.dtype} with {ids.ndim} dimensions",

@@ -279,10 +279,6 @@ def evenly_spaced(total: int, most: int) -> NDArray[np.int64]:
 
 # A folder with any of these files is a data set, perhaps a damaged one.
 _DATASET_FILES = ("meta.json", "train.bin", "val.bin")
-_LISTED = (
-    "source", "vocab_size", "train_tokens", "val_tokens", "split",
-    "bigram_loss", "floor",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -325,6 +321,7 @@ def _dataset_entry(path: Path) -> DatasetEntry | None:
         meta = read_meta(path)
         for split in ("train", "val"):
             open_bin(path, split, meta)
-        return {name: getattr(meta, name) for name in _LISTED} | {"tokenizer": meta.tokenizer_name}
+        listed = DatasetEntry.__annotations__.keys() - {"tokenizer"}
+        return {name: getattr(meta, name) for name in listed} | {"tokenizer": meta.tokenizer_name}
 
     return read_entry(DatasetEntry(name=path.name, path=path), ["meta.json"], read_values)

@@ -209,8 +209,7 @@ def _write_spool(
     Files of folders that are no text, and empty files, are left out with a Note. Raises AttnlmError
     as `Corpus.texts` does, and if the text is too long, or the disk almost full.
     """
-    not_text: list[str] = []
-    empty: list[str] = []
+    left_out: list[str] = []
     ends, keys, key = array.array("q"), bytearray(), hashlib.blake2b(digest_size=8)
     told, encoding = 0, corpus.files[0].encoding
     with path.open("wb") as spool:
@@ -235,13 +234,13 @@ def _write_spool(
             may_have_nuls = not file.optional or file.encoding.startswith(("utf-16", "utf-32"))
             try:
                 if file.optional and not file.path.is_file():
-                    raise NotTextError(f"{file.shown} is not a file", "leave it out")
+                    raise NotTextError(f"{file.shown} is not a file", "leave it out", "no file")
                 for text in corpus.texts(file):
                     if "\0" in text and not (may_have_nuls or file.is_records):
-                        raise NotTextError(f"{file.shown} has NUL characters", "leave it out")
+                        raise NotTextError(f"{file.shown} has a NUL", "leave it out", "NUL")
                     put(text)
                 if spool.tell() == begin:
-                    empty.append(file.shown)
+                    left_out.append(f"{file.shown} (empty)")
                 elif corpus.has_documents and not file.is_records:
                     put(END)
             except NotTextError as error:
@@ -251,16 +250,13 @@ def _write_spool(
                 spool.truncate()
                 del ends[documents:], keys[8 * documents :]
                 key = hashlib.blake2b(digest_size=8)
-                not_text.append(f"{file.shown} ({error.place})" if error.place else file.shown)
-    kept = len(corpus.files) - len(not_text) - len(empty)
-    if not kept and corpus.files[0].optional:
+                left_out.append(f"{file.shown} ({error.place})")
+    if not ends and corpus.files[0].optional:
         raise AttnlmError(
-            f"no {encoding} text in {corpus.shown} ({len(corpus.files)} files were checked, "
-            f"{len(empty)} of them empty)",
+            f"no {encoding} text in {corpus.shown} ({len(corpus.files)} files were checked)",
             "name a folder or a pattern of text files, or set their `encoding`",
         )
-    for names, reason in ((not_text, f"not {encoding} text"), (empty, "empty")):
-        if names and kept:
-            left_out = f"left out {len(names)} of {len(corpus.files)} files because they are"
-            on_event(Note(f"{left_out} {reason}: {listed(names, 10)}"))
+    if left_out and ends:
+        words = f"left out {len(left_out)} of {len(corpus.files)} files, empty or no "
+        on_event(Note(f"{words}{encoding} text: {listed(left_out, 10)}"))
     return np.frombuffer(ends, np.int64), np.frombuffer(keys, np.int64)

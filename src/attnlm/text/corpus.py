@@ -14,7 +14,7 @@ import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from attnlm.base.errors import AttnlmError
@@ -117,7 +117,6 @@ def get_corpus(
     offline: bool = False,
     spool: Path,
     on_event: OnEvent = ignore,
-    stdin: BinaryIO | None = None,
 ) -> Corpus:
     """Return the text of one source or several; `attnlm.prepare` describes the possible ones.
 
@@ -137,7 +136,7 @@ def get_corpus(
             case None | "tinyshakespeare" | "tales":
                 return _built_in_corpus(source, offline, spool, on_event)
             case "-":
-                stream = contextlib.nullcontext(stdin or sys.stdin.buffer)
+                stream = contextlib.nullcontext(sys.stdin.buffer)
                 file = TextFile(Path("stdin"), "stdin", encoding, pipe_format, lambda: stream)
             case str() if source.startswith(HUB_PREFIX):
                 rows = functools.partial(hub_records, source, offline=offline)

@@ -69,8 +69,7 @@ def generate_story(grammar: Grammar, words: Iterator[int]) -> tuple[str, float]:
     def write(name: str) -> str:
         forms, weights, alternatives = grammar[name]
         total = sum(weights)
-        # Words above the last whole multiple of the total would favour the first alternatives.
-        point = next(word for word in words if word < 2**32 - 2**32 % total) % total
+        point = random_below(words, total)
         chosen = next(i for i, bound in enumerate(accumulate(weights)) if point < bound)
         nats.append(math.log(total / weights[chosen]))
         text, *others = alternatives[chosen]
@@ -91,6 +90,12 @@ def uniform_words(seed: str) -> Iterator[int]:
     # A standard defines the output of SHAKE-256, unlike the output of Python's `random`.
     blocks = (hashlib.shake_256(f"{seed}, block {i}".encode()).digest(4096) for i in count())
     return (word for block in blocks for word in struct.unpack("<1024I", block))
+
+
+def random_below(words: Iterator[int], n: int) -> int:
+    """Return an integer below n; the next of the 32-bit integers `words` decides."""
+    # Words above the last whole multiple of n would favour small integers.
+    return next(word for word in words if word < 2**32 - 2**32 % n) % n
 
 
 def generate_tales() -> tuple[str, dict[int, float]]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from string import ascii_lowercase
 from typing import NamedTuple
 
 from attnlm.base.errors import UsageError
-from attnlm.text.corpus_tales import uniform_words
+from attnlm.text.corpus_tales import random_below, uniform_words
 from attnlm.text.text_files import ANSWER_END, TURN
 
 _MODULUS = 97
@@ -145,7 +145,7 @@ def _draw_examples(name: str, size: int, most: int) -> list[str]:
     answers: dict[str, str] = {}
     repeated = 0
     while len(answers) < most and repeated <= _MOST_REPEATED * (len(answers) + 1):
-        question, answer = task.draw(lambda n: _random_below(words, n), size)
+        question, answer = task.draw(lambda n: random_below(words, n), size)
         repeated = repeated + 1 if question in answers else 0
         answers[question] = answer
     if name == "recall":
@@ -157,8 +157,3 @@ def _draw_examples(name: str, size: int, most: int) -> list[str]:
 def _turn_per_letter(question: str, answer: str) -> str:
     """Return the question with each letter of the answer, which asks for the letter's digit."""
     return question + TURN.join(answer)
-
-
-def _random_below(words: Iterator[int], n: int) -> int:
-    """Return an integer below n; the next of the 32-bit integers `words` decides."""
-    return next(word for word in words if word < 2**32 - 2**32 % n) % n

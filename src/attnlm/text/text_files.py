@@ -56,12 +56,10 @@ def check_size(size: int, most: int | None, folder: Path, shown: str) -> None:
 
 
 class NotTextError(AttnlmError):
-    """Error for a file that is not text in the given encoding, or damaged.
+    """Error for a file that is not text in the given encoding, or damaged: `place` says where or
+    why."""
 
-    `place` says where or why, if known.
-    """
-
-    def __init__(self, message: str, hint: str, place: str = "") -> None:
+    def __init__(self, message: str, hint: str, place: str) -> None:
         super().__init__(message, hint)
         self.place = place
 
@@ -125,8 +123,9 @@ class TextFile:
                     yield cast(BinaryIO, io.BufferedReader(raw, BLOCK))
             except damage_errors as error:
                 reason = "it ends too early" if isinstance(error, EOFError) else str(error)
+                reason = reason or "it is not valid"
                 raise NotTextError(
-                    f"cannot decompress {self.shown}: {reason or 'it is not valid'}",
+                    f"cannot decompress {self.shown}: {reason}",
                     "copy or download it again; `gzip -t` and `zstd -t` check such files",
                     reason,
                 ) from None
@@ -147,12 +146,13 @@ class TextFile:
                     text = decoder.decode(chunk, final=not chunk)
                     text.encode()  # some encodings have codes for half a surrogate pair
                 except UnicodeError as error:
-                    place = "" if isinstance(error, UnicodeEncodeError) else "byte 0"
+                    is_half = isinstance(error, UnicodeEncodeError)
+                    place = "half a surrogate pair" if is_half else "byte 0"
                     if isinstance(error, UnicodeDecodeError):
                         # The decoder's bytes end where `chunk` ends, and may start before it.
                         place = f"byte {read - len(error.object) + error.start}"
                     raise NotTextError(
-                        f"{self.shown} is not valid {self.encoding}{place and f' at {place}'}",
+                        f"{self.shown} is not valid {self.encoding} at {place}",
                         "convert it, or name its `encoding`, such as utf-16, cp1252 or shift_jis",
                         place,
                     ) from error
