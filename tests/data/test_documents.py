@@ -102,16 +102,6 @@ def test_records_are_ended_by_the_end_of_text_which_no_record_can_forge(
         prepare(f"cats{kind}", **options)
 
 
-@pytest.mark.parametrize("kind", [".txt.gz", ".txt.zst"])
-def test_a_compressed_text_is_the_text(kind: str, here: Path) -> None:
-    (here / "cats.txt").write_text("".join(TEXTS), encoding="utf-8")
-    plain = prepare("cats.txt", name="plain")
-    packed = prepare(write_kind(kind, here / "cats", TEXTS))
-    assert packed.name == "cats-char"
-    assert (packed.train_sha256, packed.val_sha256) == (plain.train_sha256, plain.val_sha256)
-    assert packed.source_sha256 == plain.source_sha256
-
-
 def test_a_folder_or_pattern_is_of_documents_of_all_kinds(here: Path) -> None:
     (here / "books").mkdir()
     write_kind(".jsonl.gz", here / "books" / "b", TEXTS[:20])

@@ -130,14 +130,6 @@ def _examples(lengths: list[int]) -> Examples:
     return Examples(starts, np.array(is_answer))
 
 
-def test_marks_survive_a_file() -> None:
-    examples = _examples([4, 7, 2, 9, 5])
-    marks.write_marks(Path("marks"), examples)
-    found = marks.read_marks(Path("marks"), 27)
-    assert found.starts.tolist() == examples.starts.tolist()
-    assert found.is_answer.tolist() == examples.is_answer.tolist()
-
-
 @pytest.mark.parametrize("only_answers", [True, False])
 def test_windows_hold_whole_examples_and_no_target_behind_them(only_answers: bool) -> None:
     generator = np.random.default_rng(1)
@@ -237,14 +229,6 @@ def test_messages_become_conversations() -> None:
 
 
 # --- What is refused (more in errors.toml) --------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"examples": "5"}, {"examples": 2.5}, {"length": True}, {"length": "3"}]
-)
-def test_numbers_of_wrong_types_are_named(wrong: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=f"`{next(iter(wrong))}`"):
-        attnlm.prepare("copy", **wrong)
 
 
 def test_batches_refuse_the_examples_of_another_split() -> None:

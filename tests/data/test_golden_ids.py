@@ -15,8 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from attnlm import prepare
+from attnlm.base.errors import import_optional
+from attnlm.text.text_files import ZSTD
 from tests.texts import json_lines, needs_gpt2
 
+zstd = import_optional(ZSTD, "the tests")
 _PROSE = "the a cat dog naïve 猫 sat, ran. And\n so  on\n\n  (x) 12 3456 it's é <|endoftext|>"
 _WORDS = _PROSE.split(" ")
 
@@ -38,6 +41,7 @@ def sources(here: Path) -> None:
         "utf16.txt": _text(2, 500).encode("utf-16"),
         "latin.txt": _text(3, 500).replace("猫", "ß").encode("latin-1"),
         "text.txt.gz": gzip.compress(whole.encode()),
+        "parts.txt.zst": zstd.compress(whole[:999].encode()) + zstd.compress(whole[999:].encode()),
         "records.jsonl": json_lines(texts),
         "records.jsonl.gz": gzip.compress(json_lines(texts[:90])),
         "folder/a.txt": texts[20].encode(),
@@ -79,7 +83,7 @@ _ROWS: list[Any] = [
     ("brackets", {"examples": 300}, "4e33b676324bf21a"),
     ("recall", {"examples": 300}, "60d0161293884233"),
     ("addition", {"examples": 100, "digits": 2, "tokenizer": "bpe:300"}, "14da2618bd38343d"),
-    ("text.txt", {}, "c1e0a155fc311796"),
+    *((name, {}, "c1e0a155fc311796") for name in ("text.txt", "text.txt.gz", "parts.txt.zst")),
     ("text.txt", {"tokenizer": "byte", "val_fraction": 0.29}, "cf047141bc95b75f"),
     ("text.txt", {"tokenizer": "bpe:400"}, "c92e0456b67ddd7b"),
     pytest.param("text.txt", {"tokenizer": "gpt2"}, "de42e719cfe86d0a", marks=needs_gpt2),

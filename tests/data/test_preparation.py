@@ -9,13 +9,11 @@ import errno
 import gzip
 import hashlib
 import json
-import math
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections import Counter
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -140,25 +138,6 @@ def test_many_distinct_characters_need_four_bytes(source: Path) -> None:
     assert dataset.val[-1] == len(text) - 1 > 65535
     assert dataset.bigram_loss is None
     assert (id_dtype(65536), id_dtype(65537)) == (np.dtype("<u2"), np.dtype("<u4"))
-
-
-def counted_bigram_loss(train: Any, val: Any, vocab_size: int) -> float:
-    pairs = Counter(zip(train[:-1].tolist(), train[1:].tolist(), strict=True))
-    firsts = Counter(train[:-1].tolist())
-    losses = [
-        -math.log((pairs[a, b] + 1) / (firsts[a] + vocab_size))
-        for a, b in zip(val[:-1].tolist(), val[1:].tolist(), strict=True)
-    ]
-    return sum(losses) / len(losses)
-
-
-@pytest.mark.parametrize("spec", ["char", "bpe:300"])
-def test_the_bigram_loss_equals_counted_pairs(spec: str, source: Path) -> None:
-    dataset = prepare(source, tokenizer=spec)
-    expected = counted_bigram_loss(dataset.train, dataset.val, dataset.vocab_size)
-    assert dataset.bigram_loss == pytest.approx(expected, rel=1e-12)
-    source.write_text("a" * 100)
-    assert str(prepare(source, force=True).bigram_loss) == "0.0"  # not -0.0
 
 
 def test_the_floor_is_the_nats_of_the_validation_split_by_its_tokens(

@@ -119,17 +119,6 @@ def test_pieces_of_any_size_make_the_same_data_set(
         assert contents(again.path) == contents(whole.path), size
 
 
-@pytest.mark.parametrize("spec", ["char", "byte", "bpe:300"])
-def test_the_tail_of_several_sources_is_divided_exactly(spec: str, here: Path) -> None:
-    texts = {"a": "aaa bbb\n" * 30, "b": "ccc ddd\n" * 10, "c": "猫 fff\n" * 10}
-    for name, content in texts.items():
-        (here / name).write_text(content, encoding="utf-8")
-    dataset = prepare(["a", "b", "c"], tokenizer=spec, val_fraction=0.5)
-    text = "".join(texts.values())
-    assert texts_of(dataset) == (text[: len(text) // 2], text[len(text) // 2 :])
-    assert dataset.split == "tail"
-
-
 @pytest.mark.parametrize(
     ("count", "fraction", "split"),
     [(99, 0.1, "tail"), (100, 0.1, "documents"), (100, 0.91, "tail")],
