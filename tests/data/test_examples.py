@@ -17,7 +17,7 @@ from attnlm.base.files import write_json
 from attnlm.data import examples as marks
 from attnlm.data.examples import IGNORED, Examples
 from attnlm.text.tasks import TASKS, generate_examples
-from attnlm.text.text_files import ANSWER_END, END, MARKS, TURN
+from attnlm.text.text_files import ANSWER_END, END, TURN, without_marks
 from attnlm.tokens.tokenizer import END_OF_TEXT, CharTokenizer
 from attnlm.workflows.answers import longer_pairs, select_pairs
 from tests.kit import command
@@ -54,7 +54,7 @@ def test_every_answer_of_a_task_is_right_and_no_question_appears_twice(task: str
     assert found == generate_examples(task, examples=300, size=TASKS[task].size)
     train, val, longer = found
     every = [*train, *val, *longer]
-    questions = [MARKS.sub("", example) for example in every]
+    questions = [without_marks(example) for example in every]
     assert len(set(questions)) == len(questions)
     assert (len(train), len(val)) == (300, 30)
     said = [example.removesuffix(ANSWER_END).split(TURN) for example in every]

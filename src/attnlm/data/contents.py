@@ -32,7 +32,7 @@ from attnlm.data.spool import Part, read_spool
 from attnlm.text.corpus import Corpus, safe_name, summary
 from attnlm.text.record_files import END_OF_TEXT, Questions
 from attnlm.text.tasks import TASKS, generate_examples
-from attnlm.text.text_files import ANSWER_END, MARKS, TURN, TextFile
+from attnlm.text.text_files import ANSWER_END, TURN, TextFile, without_marks
 from attnlm.tokens.tokenizer import BpeTokenizer, Tokenizer
 
 _MOST_BIGRAM_IDS = 1024
@@ -161,7 +161,7 @@ class Text:
         self._train, self._val = (Part(s, np.array([[0, s.size]])) for s in (spool, val_spool))
         if is_one:
             self._train, self._val = spool.parts(fraction, by_documents)
-            if not len(self._val.ranges):
+            if self._questions is None and not len(self._val.ranges):
                 raise AttnlmError(
                     f"{spool.corpus.shown} has too few documents for `split` documents",
                     "use `split` tail, a larger `val_fraction`, or more files or records",
@@ -180,7 +180,7 @@ class Text:
         ends, longer = "", ""
         if self._questions is not None:
             ends, longer = self._questions.answer_end or "", "".join(self._questions.longer)
-        texts = (ends, MARKS.sub("", longer), *(s.alphabet for s in self._spools))
+        texts = (ends, without_marks(longer), *(s.alphabet for s in self._spools))
         self.alphabet = "".join(sorted(set().union(*texts)))
         self.has_ends = not ends and any(s.corpus.marks_ends for s in self._spools)
         self.sample = self._train.sample
@@ -287,7 +287,7 @@ class Text:
 
 def _encode(tokenizer: Tokenizer, marks_ends: bool, answer_end: str | None, block: str) -> Bin:
     """Return the ids of a block of a text, or of examples whose answers end with `answer_end`."""
-    text = MARKS.sub("", block)
+    text = without_marks(block)
     utf8_bytes = len(text) if text.isascii() else len(text.encode())
     if answer_end is None:
         ids = tokenizer.encode_documents(block) if marks_ends else tokenizer.encode_piece(block)
@@ -309,7 +309,7 @@ def _answer_end(questions: Questions, tokenizer: Tokenizer) -> str:
 def _record(example: str, question_end: str) -> str:
     """Return an example as a line of JSON: its last answer, and all before as the prompt."""
     prompt, _, answer = example.removesuffix(ANSWER_END).rpartition(TURN)
-    prompt = MARKS.sub("", prompt).removesuffix(question_end)
+    prompt = without_marks(prompt).removesuffix(question_end)
     return json.dumps({"prompt": prompt, "answer": answer}) + "\n"
 
 

@@ -19,7 +19,7 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent, Progress
 from attnlm.base.formatting import listed
 from attnlm.text.corpus import Corpus
-from attnlm.text.text_files import BLOCK, END, MARKS, TURN, NotTextError, check_size
+from attnlm.text.text_files import BLOCK, END, TURN, NotTextError, check_size, without_marks
 from attnlm.tokens.tokenizer import code_points, safe_blocks
 
 # UTF-8 bytes. The trainer of byte pairs needs up to 100 times this memory if no word is repeated.
@@ -139,7 +139,7 @@ class Part:
         samples = []
         position = 0
         for block in _read(self.spool.path, self.ranges):
-            text = MARKS.sub("", block)
+            text = without_marks(block)
             for start in range(-(position % stride), len(text), stride):
                 samples.append(text[max(start, 0) : max(start + _SAMPLE_BLOCK, 0)])
             position += len(text)
@@ -179,7 +179,7 @@ def read_spool(corpus: Corpus, path: Path, on_event: OnEvent) -> Spool:
     whole, has_occurred, characters = hashlib.sha256(), np.zeros(0x110000, np.bool_), 0
     for block in _read(path, np.array([[0, size]])):
         marked = block.encode(errors="surrogateescape")
-        text = MARKS.sub("", block) if corpus.has_documents else block
+        text = without_marks(block)
         whole.update(marked if corpus.marks_ends else marked.replace(_END, b""))
         if text.isascii():
             known = [*np.flatnonzero(has_occurred[:128]), 0xFD, 0xFE, 0xFF]

@@ -6,7 +6,6 @@ import codecs
 import contextlib
 import gzip
 import io
-import re
 import shutil
 import sys
 import zlib
@@ -30,7 +29,6 @@ END, TURN, ANSWER_END = "\udcff", "\udcfe", "\udcfd"
 """Marks in a text: the end of a document; in a question with its answer, the place where the answer
 or the next question begins; and the end of an answer. They are the bytes 0xFF, 0xFE and 0xFD, which
 UTF-8 never has, as "surrogateescape" decodes them: no text has these halves of surrogate pairs."""
-MARKS = re.compile(f"[{ANSWER_END}{TURN}{END}]")
 
 # A text without an end, such as a pipe, must not fill the disk: bytes, and a part of the disk. Only
 # texts of more than _SMALL bytes are checked.
@@ -53,6 +51,11 @@ def check_size(size: int, most: int | None, folder: Path, shown: str) -> None:
                 f"only {byte_size(disk.free)} of the disk is free: {shown} is too long for it",
                 "free some space, or name a `data_dir` on another disk",
             )
+
+
+def without_marks(text: str) -> str:
+    """Return `text` without the marks of documents, questions and answers."""
+    return text.replace(END, "").replace(TURN, "").replace(ANSWER_END, "")
 
 
 class NotTextError(AttnlmError):
