@@ -46,35 +46,34 @@ _ANSWER_ROLES = ("assistant", "gpt", "model")
 _ONE_MESSAGE = 'a message is like {"role": "user", "content": "…"}'
 
 
-def record_values(file: TextFile, columns: Sequence[str]) -> Rows:
+def record_values(file: TextFile, columns: Sequence[str]) -> Iterator[tuple[str, list[Any]]]:
     """Yield the values of each record in these columns, after the name of its line or row.
 
-    A stream is read as JSON if it begins like JSON, else as a table. Raises AttnlmError for a file
-    without records, for what is no record, and for a record that lacks a column.
+    Raises AttnlmError for a file without records, for what is no record, and for a record that
+    lacks a column.
     """
     if file.rows is not None:
-        yield from file.rows(columns)
+        records = file.rows(columns)
     elif file.format == ".parquet":
-        yield from _parquet_values(file, columns)
-    elif not file.format:
+        records = _parquet_records(file, columns)
+    elif file.format:
+        records = _text_records(file)
+    else:
         raise AttnlmError(
             f"{file.shown} has no columns", f"`prompt_column` needs one of {', '.join(RECORDS)}"
         )
-    else:
-        with file.open() as opened, contextlib.ExitStack() as ending:
-            is_table = file.format == ".csv"
-            if file.stream is not None:
-                opened = peeked = io.BufferedReader(opened)  # type: ignore[type-var]
-                ending.callback(peeked.detach)  # or stdin would be closed
-                is_table = peeked.peek().lstrip(codecs.BOM_UTF8 + b" \t\r\n")[:1] not in b"{["
-            read = _csv_records if is_table else _json_records
-            for place, record in read(opened, file.shown):
-                where = f"{place} of {file.shown}"
-                if not isinstance(record, dict):
-                    kind = type(record).__name__
-                    raise AttnlmError(f"{where} is of type {kind}, not an object", _ONE_RECORD)
-                check_columns(columns, list(record), where)
-                yield where, [record[column] for column in columns]
+    for place, record in records:
+        where = f"{place} of {file.shown}"
+        if not isinstance(record, Mapping):
+            kind = type(record).__name__
+            raise AttnlmError(f"{where} is of type {kind}, not an object", _ONE_RECORD)
+        if missing := [column for column in columns if column not in record]:
+            choice = f"choose a column from {listed([*record])}" if record else "it has no columns"
+            if len(record) > 1:
+                choice += "; questions with answers need `prompt_column` and `answer_column`"
+            hint = suggestion(missing[0], record, choice)
+            raise AttnlmError(f"{where} has no column {missing[0]!r}", hint)
+        yield where, [record[column] for column in columns]
 
 
 def record_texts(path: Path, column: str) -> Iterator[str]:
@@ -103,18 +102,19 @@ def require_text(value: object, column: str, where: str) -> str:
     return value
 
 
-def check_columns(columns: Sequence[str], existing: list[str], where: str) -> None:
-    """Raise AttnlmError for a column that does not exist, with a similar column as its hint."""
-    for column in columns:
-        if column not in existing:
-            choice = f"choose a column from {listed(existing)}" if existing else "it has no columns"
-            if len(existing) > 1:
-                choice += "; questions with answers need `prompt_column` and `answer_column`"
-            hint = suggestion(column, existing, choice)
-            raise AttnlmError(f"{where} has no column {column!r}", hint)
+def _text_records(file: TextFile) -> Rows:
+    """Yield the records of a file of JSON or of a table, or of a stream that begins like JSON, or
+    else is a table."""
+    with file.open() as opened, contextlib.ExitStack() as ending:
+        is_table = file.format == ".csv"
+        if file.stream is not None:
+            opened = peeked = io.BufferedReader(opened)  # type: ignore[type-var]
+            ending.callback(peeked.detach)  # or stdin would be closed
+            is_table = peeked.peek().lstrip(codecs.BOM_UTF8 + b" \t\r\n")[:1] not in b"{["
+        yield from (_csv_records if is_table else _json_records)(opened, file.shown)
 
 
-def _json_records(file: BinaryIO, shown: str) -> Iterator[tuple[str, Any]]:
+def _json_records(file: BinaryIO, shown: str) -> Rows:
     """Yield the values of a file, one in each line or all in one array."""
     is_first = True
     for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE + 1), b""), 1):
@@ -140,7 +140,7 @@ def _parsed(content: bytes, where: str) -> Any:
         raise AttnlmError(f"{where} is not valid JSON: {reason}", _ONE_RECORD) from None
 
 
-def _csv_records(file: BinaryIO, shown: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _csv_records(file: BinaryIO, shown: str) -> Rows:
     """Yield the rows of a table, whose first row has the names of the columns."""
     csv.field_size_limit(2**31 - 1)
     text = io.TextIOWrapper(file, "utf-8-sig", newline="")
@@ -155,17 +155,20 @@ def _csv_records(file: BinaryIO, shown: str) -> Iterator[tuple[str, dict[str, An
         text.detach()
 
 
-def _parquet_values(file: TextFile, columns: Sequence[str]) -> Rows:
+def _parquet_records(file: TextFile, columns: Sequence[str]) -> Rows:
     arrow: Any = import_optional("pyarrow", f"reading {file.shown}")
     parquet = import_optional("pyarrow.parquet", f"reading {file.shown}")
     row = 0
     try:
         with parquet.ParquetFile(file.path) as table:
-            check_columns(columns, table.schema_arrow.names, file.shown)
+            names = table.schema_arrow.names
+            if not {*columns} <= {*names}:
+                yield "row 1", dict.fromkeys(names)  # the caller names what is missing
             for batch in table.iter_batches(columns=[*columns], use_threads=False):
                 for scalars in zip(*map(batch.column, columns), strict=True):
                     row += 1
-                    yield f"row {row:,} of {file.shown}", [scalar.as_py() for scalar in scalars]
+                    values = (scalar.as_py() for scalar in scalars)
+                    yield f"row {row:,}", dict(zip(columns, values, strict=True))
     except UnicodeDecodeError:
         message = f"row {row:,} of {file.shown} is not UTF-8"
         raise AttnlmError(message, "leave out such rows") from None
@@ -206,13 +209,11 @@ def _is_local(path: str) -> bool:
     return path.startswith(("/", "~")) or path.split("/")[0] in (".", "..")
 
 
-def hub_records(
-    source: str, columns: Sequence[str], offline: bool
-) -> Iterator[tuple[str, list[Any]]]:
-    """Stream these columns of the data set that `source` names, as `record_values` does.
+def hub_records(source: str, columns: Sequence[str], offline: bool) -> Rows:
+    """Stream the records of the data set that `source` names: if possible, only these columns.
 
     Code and pickles in a data set are not run. Raises AttnlmError if the data set can't be
-    downloaded or read, or lacks a column.
+    downloaded or read.
     """
     name, row = hub_parts(source), 0
     path, hint = name["path"], f"check the name ({HUB_SYNTAX}) and the network, or use a folder"
@@ -239,8 +240,7 @@ def hub_records(
             stream = stream.select_columns([*columns])
         for record in stream:
             row += 1
-            check_columns(columns, list(record), source)
-            yield f"row {row:,} of {source}", [record[column] for column in columns]
+            yield f"row {row:,}", record
     except (AttnlmError, MemoryError):
         raise
     except Exception as error:  # any error of the library or the Hub

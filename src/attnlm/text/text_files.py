@@ -36,8 +36,8 @@ _LEAST_FREE, _LEAST_PART, _SMALL = 10**9, 0.05, 2**26
 
 OpenStream: TypeAlias = Callable[[], AbstractContextManager[BinaryIO]]
 """Opens a stream, which can be read once."""
-Rows: TypeAlias = Iterator[tuple[str, list[Any]]]
-"""The values of each record in some columns, after the name of its place."""
+Rows: TypeAlias = Iterator[tuple[str, Any]]
+"""Records, each a mapping of columns to values if it is valid, after the name of its place."""
 
 
 def check_size(size: int, most: int | None, folder: Path, shown: str) -> None:
