@@ -113,9 +113,9 @@ class Dataset(Meta):
     0 for ids that are no text. `bigram_loss` (the loss of bigrams counted in the training split)
     and `floor` (the least possible loss) are in nats per token of the validation split; None stands
     for unknown. `tokenizer_from` is the folder of the run or data set from which the tokenizer was
-    taken, if any. `source_sha256` covers the text in UTF-8 and the end of each document that an
-    end-of-text id follows. `val_source_sha256` covers the same for a validation text that has its
-    own source. `files` has the SHA-256 of each file.
+    taken, if any. `source_sha256` covers the text in UTF-8, the end of each document that an
+    end-of-text id follows, and where answers begin and end. `val_source_sha256` covers the same for
+    a validation text that has its own source. `files` has the SHA-256 of each file.
 
     `examples` describes a data set of questions with answers, whose losses are those of the
     answers; `train_examples` and `val_examples` are the places of the examples. All three are None

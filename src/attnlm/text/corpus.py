@@ -72,7 +72,7 @@ class Corpus:
     name: str
     sources: tuple[str, ...]
     files: tuple[TextFile, ...]
-    columns: Sequence[str] = ("text",)
+    columns: Sequence[str] = ()
     questions: Questions | None = None
     has_documents: bool = False
     marks_ends: bool = False
@@ -155,9 +155,13 @@ def get_corpus(
 
     corpora = list(map(corpus_of, sources))
     files = tuple(file for corpus in corpora for file in corpus.files)
-    corpus = replace(corpora[0], files=files, questions=questions, max_bytes=max_bytes)
-    if columns:
-        corpus = replace(corpus, columns=columns)
+    corpus = replace(
+        corpora[0],
+        files=files,
+        columns=columns or ("text",),
+        questions=questions,
+        max_bytes=max_bytes,
+    )
     if len(corpora) > 1:
         corpus = replace(
             corpus,
