@@ -183,11 +183,9 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "cut.txt.gz": gzip.compress(noise)[:-9],
         "plain.txt.gz": b"not compressed",
         "changed.txt.gz": gzip.compress(b"abc" * 99)[:-5] + b"12345",
-        "cut.jsonl.gz": gzip.compress(records)[:-4],
         "bytes.gz": gzip.compress(b"abc\xff"),
         "cut.txt.zst": zstd.compress(noise)[:-9],
         "plain.txt.zst": b"not compressed",
-        "cut.jsonl.zst": zstd.compress(records)[:-4],
         "deep.jsonl": records + b"[" * 100_000,
     }
     write_table(folder / "good.parquet", ["a b"] * 50)
@@ -196,7 +194,6 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "cut.parquet": whole[:-20],
         "damaged.parquet": b"PAR1" + bytes(len(whole) - 1000) + whole[-996:],
         "empty.parquet": b"",
-        "plain.parquet": b"nothing",
         "twice.parquet.gz": gzip.compress(whole),
     }
     for name, content in {**archives, **tables}.items():
@@ -215,16 +212,13 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("cut.txt.gz", "cannot decompress cut.txt.gz: it ends too early", "gzip -t"),
         ("plain.txt.gz", "cannot decompress plain.txt.gz: Not a gzipped file", "gzip -t"),
         ("changed.txt.gz", "cannot decompress changed.txt.gz: CRC", "gzip -t"),
-        ("cut.jsonl.gz", "cannot decompress cut.jsonl.gz: it ends too early", "gzip -t"),
         ("bytes.gz", "bytes.gz is not valid utf-8 at byte 3", "--encoding"),
         ("cut.txt.zst", "cannot decompress cut.txt.zst: it ends too early", "gzip -t"),
         ("plain.txt.zst", "cannot decompress plain.txt.zst: ", "gzip -t"),
-        ("cut.jsonl.zst", "cannot decompress cut.jsonl.zst: it ends too early", "gzip -t"),
         ("deep.jsonl", "line 6 of deep.jsonl is not valid JSON", "one record"),
         ("cut.parquet", "cut.parquet is not a complete parquet file", "again"),
         ("damaged.parquet", "damaged.parquet is not a complete parquet file", "again"),
         ("empty.parquet", "empty.parquet is not a complete parquet file", "again"),
-        ("plain.parquet", "plain.parquet is not a complete parquet file", "again"),
         ("null.parquet", "row 71 of null.parquet: column 'text' is null", "leave out such"),
         (
             "number.parquet",

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnlm import AttnlmError, Dataset, Note, open_dataset, prepare
+from attnlm import Dataset, open_dataset, prepare
 from attnlm.data import contents as kinds
 from attnlm.data import spool
 from attnlm.data.spool import chosen_documents
@@ -171,18 +171,6 @@ def test_the_recorded_command_prepares_the_same_again(
     words = shlex.split(prepare_command(open_dataset(dataset.path)))
     command(*words[1:], "--data-dir", "again", cwd=here)
     assert contents(Path("again/pets")) == contents(dataset.path)
-
-
-def test_another_choice_of_documents_is_other_content(pets: list[str]) -> None:
-    events: list[object] = []
-    prepare(pets, name="pets")
-    prepare(pets, name="pets", split="documents", on_event=events.append)
-    assert any(isinstance(event, Note) and "the same text" in event.text for event in events)
-    with pytest.raises(AttnlmError, match="exists with other content"):
-        prepare(pets, name="pets", val_fraction=0.2)
-    (Path("cats.jsonl")).write_bytes(json_lines([*CATS[1:], CATS[0]]))
-    with pytest.raises(AttnlmError, match="exists with other content"):
-        prepare(pets, name="pets")
 
 
 def test_byte_pairs_are_trained_on_the_documents_for_training(here: Path) -> None:
