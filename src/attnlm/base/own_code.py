@@ -13,16 +13,12 @@ import ast
 import builtins
 import contextlib
 import hashlib
-import inspect
-import io
 import json
-import linecache
-import math
 import os
 import symtable
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.util import decode_source
 from pathlib import Path
@@ -134,6 +130,10 @@ class OwnCode(str):
         _append_to_list(self.sha256, self._call(arguments), self.file)
 
 
+class OwnCodeError(AttnlmError):
+    """Raised when own code computes or returns what no run can use."""
+
+
 class CodeNotAcceptedError(AttnlmError):
     """Raised when a run needs code that this user has neither trained with nor accepted."""
 
@@ -200,36 +200,27 @@ def _home_of(sha256: str) -> str:
 
 
 def _run_file(path: Path, content: bytes, sha256: str) -> ModuleType:
-    """Run a file as a module of its own, without the working directory on the path."""
-    lines = list(io.StringIO(files.decode_utf8(content, str(path)), None))
+    """Run a file as a module of its own, without its neighbours and the working directory."""
     module = ModuleType(_home_of(sha256))
     module.__file__ = str(path)
     sys.modules[module.__name__] = module  # dataclasses look their module up
     _FILES.add(str(path))
     _RUNNING.append(path.name)
+    before = sys.path
+    sys.path = [entry for entry in before if entry not in ("", str(Path.cwd()), str(path.parent))]
     try:
-        linecache.cache[str(path)] = (len(content), None, lines, str(path))
-        with _without_neighbours([path.parent]), contextlib.redirect_stdout(sys.stderr):
+        with contextlib.redirect_stdout(sys.stderr):
             exec(compile(content, str(path), "exec", dont_inherit=True), vars(module))
-    except ModuleNotFoundError as error:
-        name = str(error.name).partition(".")[0]
-        if (path.parent / f"{name}.py").exists() or (path.parent / name).is_dir():
-            raise AttnlmError(
-                f"{path.name} imports {name}, a file next to it: a run keeps one file",
-                f"move what it needs from {name} into {path.name}",
-            ) from None
-        raise AttnlmError(
-            f"{path.name} needs the module {error.name}, which is not installed",
-            "install it, then try again",
-        ) from None
     except ImportError as error:
-        if "relative import" not in str(error):
+        if not isinstance(error, ModuleNotFoundError) and "relative import" not in str(error):
             raise
         raise AttnlmError(
-            f"{path.name} imports another file of its package: a run keeps one file",
-            f"move what it needs from that file into {path.name}",
+            f"{path.name} imports {error.name or 'a file of its package'}, which is not installed: "
+            "a run keeps one file",
+            f"install it, or move what it needs of it into {path.name}",
         ) from None
     finally:
+        sys.path = before
         _RUNNING.pop()
     return module
 
@@ -241,32 +232,6 @@ def check_not_running() -> None:
             f"{_RUNNING[-1]} trains a model while it is loaded",
             "put the training under: if __name__ == '__main__'",
         )
-
-
-@contextlib.contextmanager
-def _without_neighbours(folders: Iterable[Path]) -> Iterator[None]:
-    """Hide the modules in the working directory and in `folders`: a run keeps none of them."""
-    here = {"", *map(str, (Path.cwd(), *folders))}
-    modules = list(sys.modules.items())
-    tops = {name for name, module in modules if "." not in name and here & _folders_of(module)}
-    tops -= {"attnlm", "__main__"}
-    hidden = {name: module for name, module in modules if name.partition(".")[0] in tops}
-    before = sys.path
-    sys.path = [entry for entry in before if entry not in here]
-    for name in hidden:
-        del sys.modules[name]
-    try:
-        yield
-    finally:
-        sys.path = before
-        sys.modules.update(hidden)
-
-
-def _folders_of(module: object) -> set[str]:
-    """Return the folders that hold a module's file or a package's folders."""
-    known = getattr(module, "__dict__", {})
-    places = known.get("__path__") or (known.get("__file__"),)
-    return {str(Path(place).absolute().parent) for place in places if isinstance(place, str)}
 
 
 _RUNNING: list[str] = []
@@ -299,23 +264,19 @@ def _read_list() -> str:
 
 def _accepted_calls(sha256: str) -> set[str]:
     """Return what may be called of a file; empty if it may not run."""
-    named = _SOURCES[sha256].calls if sha256 in _SOURCES else set()
-    return _listed_calls(sha256) | named
-
-
-def _listed_calls(sha256: str) -> set[str]:
     lines = (line.strip().split("  ") for line in _read_list().split("\n"))
-    return {words[1] for words in lines if words[0] == sha256 and len(words) == 3}
+    listed = {words[1] for words in lines if words[0] == sha256 and len(words) == 3}
+    return listed | (_SOURCES[sha256].calls if sha256 in _SOURCES else set())
 
 
 def _append_to_list(sha256: str, call: str, name: str) -> None:
     """Add a line to the list. Where it can't be written, the call is allowed in this process."""
-    path = _list_path()
-    if path is None or call in _listed_calls(sha256):
+    path, content = _list_path(), _read_list()
+    if path is None or f"{sha256}  {call}  " in content:
         return
     with contextlib.suppress(OSError):
         path.parent.mkdir(0o700, parents=True, exist_ok=True)
-        gap = "\n" if _read_list()[-1:].strip() else ""
+        gap = "\n" if content[-1:].strip() else ""
         with path.open("a", encoding="utf-8", errors="replace") as file:
             # The name in a run's folder may hold a line break, and so a line of its own.
             file.write(f"{gap}{sha256}  {call}  {'-'.join(name.split()) or '-'}\n")
@@ -338,14 +299,9 @@ def passed_code(thing: Callable[..., Any]) -> OwnCode:
         path = Path(str(sys.modules[home].__file__))
         return OwnCode(f"{path.name}:{name}", path, home.removeprefix("attnlm_own_"))
     try:
-        if home not in sys.modules:
-            raise LookupError(f"no module {home} is loaded")
-        scope = vars(sys.modules[home])
-        if thing.__qualname__ != name:
-            outer = thing.__qualname__.removesuffix(f".{name}").removesuffix(".<locals>")
-            raise LookupError(f"it is defined within {outer}")
+        scope = vars(sys.modules.get(home, ModuleType("")))
         if scope.get(name) is not thing:
-            raise LookupError(f"{name} means something else now")
+            raise LookupError(f"at the top of its file or notebook, {name} is nothing or another")
         content = _source_for(name, scope).encode()
         path = Path(str(scope.get("__file__"))).absolute().with_name(f"{name.lower()}.py")
         code = OwnCode(f"{path.name}:{name}", path, allow_call(content, name))
@@ -370,16 +326,12 @@ class _Statement(NamedTuple):
     sets: set[str]
     """the names that it sets, or whose attributes or items it sets, or whose methods it calls"""
     reads: set[str]
-    """the names that it reads itself"""
-    reads_later: set[str]
-    """the names that its functions read when they are called"""
+    """the names that it reads, or that its functions read when they are called"""
 
 
 _SURE = (ast.FunctionDef, ast.ClassDef, ast.Assign, ast.Import, ast.ImportFrom)
 """statements after which an earlier value of a name is lost"""
 _DEFINES = (*_SURE[:2], ast.AsyncFunctionDef, *_SURE[3:])
-_AT_ONCE = ("class", "listcomp", "setcomp", "dictcomp", "genexpr")
-"""scopes whose code runs with the statement around them"""
 
 
 def _source_for(name: str, scope: Mapping[str, Any]) -> str:
@@ -393,28 +345,22 @@ def _source_for(name: str, scope: Mapping[str, Any]) -> str:
     for s in possible:
         if isinstance(s.node, ast.ImportFrom) and s.node.names[0].name == "*":
             s.sets.update(scope.keys() - set().union(*(other.sets for other in possible)))
-    simple = ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Import, ast.ImportFrom
-    defined = set().union(*(s.sets for s in possible if not isinstance(s.node, simple)))
-    later: set[str] = set()
+    needed = {name}
     while True:
-        kept: list[_Statement] = []
-        needed = {name} | later
-        for s in reversed(possible):
-            if needed.isdisjoint(s.sets):
-                continue
+        found = needed.union(*(s.reads for s in possible if not needed.isdisjoint(s.sets)))
+        if found == needed:
+            break
+        needed = found
+    kept: list[_Statement] = []
+    lacking = set(needed)
+    for s in reversed(possible):
+        if not lacking.isdisjoint(s.sets):
             kept.insert(0, s)
             if isinstance(s.node, _SURE):
-                needed -= s.sets
-            needed |= s.reads
-            if not defined.isdisjoint(s.reads):
-                needed |= later  # it may call a function, or a class
-        found = set().union(*(s.reads_later for s in kept))
-        if found <= later:
-            break
-        later |= found
+                lacking -= s.sets
+            lacking |= s.reads
     is_set = set().union(*(s.sets for s in kept), vars(builtins), vars(ModuleType("")))
-    read = {name} | later.union(*(s.reads for s in kept))
-    if missing := sorted((read - is_set - {"__file__"}) & scope.keys()):
+    if missing := sorted((needed - is_set - {"__file__"}) & scope.keys()):
         raise LookupError(f"nothing that may run without attnlm sets {missing[0]}")
     future = {s.text: None for s in possible if getattr(s.node, "module", "") == "__future__"}
     return "\n\n".join([*future, *(s.text for s in kept if s.text not in future)]) + "\n"
@@ -430,30 +376,17 @@ def _calls(statement: _Statement, scope: Mapping[str, Any]) -> bool:
 
 
 def _statements(scope: Mapping[str, Any]) -> Iterator[_Statement]:
-    """Yield the statements that have run in a script, module or notebook, oldest first."""
+    """Yield the statements of a script or module, or of the notebook's cells that have run."""
     cells = list(scope["In"]) if "get_ipython" in scope else []
     if not cells:
         path = Path(scope.get("__file__") or "")
         if not path.is_file():  # such as <stdin>
             raise LookupError("it is in no file")
         cells = [decode_source(files.read_bytes(path))]
-    for number, cell in enumerate(cells, 1):
-        line_now = _line_now(scope) if number == len(cells) else math.inf
+    for cell in cells:
         with contextlib.suppress(SyntaxError):  # in a cell that could not run
             for node in ast.parse(cell).body:
-                if node.lineno <= line_now:
-                    yield _statement(node, cell, scope)
-
-
-def _line_now(scope: Mapping[str, Any]) -> float:
-    """Return the line that a script or cell has reached; infinity if it has ended."""
-    line = math.inf
-    frame = inspect.currentframe()
-    while frame is not None:
-        if frame.f_globals is scope and frame.f_locals is scope:
-            line = frame.f_lineno
-        frame = frame.f_back
-    return line
+                yield _statement(node, cell, scope)
 
 
 def _statement(node: ast.stmt, cell: str, scope: Mapping[str, Any]) -> _Statement:
@@ -461,19 +394,17 @@ def _statement(node: ast.stmt, cell: str, scope: Mapping[str, Any]) -> _Statemen
     node.lineno = min([node.lineno, *(decorator.lineno for decorator in decorators)])
     text = ast.get_source_segment(cell, node) or ""
     reads: set[str] = set()
-    reads_later: set[str] = set()
 
-    def look(table: symtable.SymbolTable, into: set[str]) -> None:
+    def look(table: symtable.SymbolTable) -> None:
         is_module = table.get_type() == "module"
         for symbol in table.get_symbols():
             if symbol.is_referenced() and (symbol.is_global() or is_module):
-                into.add(symbol.get_name())
+                reads.add(symbol.get_name())
         for inner in table.get_children():
-            runs = inner.get_type() in _AT_ONCE or inner.get_name() in _AT_ONCE
-            look(inner, into if runs else reads_later)
+            look(inner)
 
     table = symtable.symtable(text, "", "exec")
-    look(table, reads)
+    look(table)
     sets = {s.get_name() for s in table.get_symbols() if s.is_assigned() or s.is_imported()}
     for part in [] if isinstance(node, _DEFINES) else ast.walk(node):
         root: ast.expr | None = part.func if isinstance(part, ast.Call) else None
@@ -484,7 +415,7 @@ def _statement(node: ast.stmt, cell: str, scope: Mapping[str, Any]) -> _Statemen
                 root = root.value
             if isinstance(root, ast.Name) and not isinstance(scope.get(root.id), ModuleType):
                 sets.add(root.id)
-    return _Statement(node, text, sets, reads, reads_later)
+    return _Statement(node, text, sets, reads)
 
 
 # --- Errors in own code ---------------------------------------------------------------------------
