@@ -5,7 +5,6 @@ Axes: B batch, T tokens, C embed_dim, V vocabulary, H heads.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import math
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from torch.utils.flop_counter import flop_registry
 
 from attnlm.base.errors import UsageError
 from attnlm.model.costs import Costs
-from attnlm.model.inspection import parameter_count, stored_buffers, uninitialised_model
+from attnlm.model.inspection import stored_buffers, uninitialised_model
 from attnlm.model.language_model import Caches, LanguageModel
 from attnlm.model.own_arguments import resolved_arguments
 from attnlm.model.own_parts import build_module, on_device_of, part_module, require_shape
@@ -125,23 +124,16 @@ def _unwritten_model(spec: ModelSpec, vocab_size: int) -> LanguageModel:
 def measured_costs(spec: ModelSpec, vocab_size: int) -> Costs:
     """Return the costs of a model with own code, from one forward and backward pass of one window.
 
-    For a large model, the pass runs on PyTorch's meta device, which computes shapes without
-    numbers, and imports PyTorch's compiler. The whole model counts as one layer.
+    The whole model counts as one layer.
     """
     vocab_size = max(1, vocab_size)
     hashes = [code.sha256 for code in spec.codes.values()]
     key = repr((spec.name, spec.settings(), hashes)), vocab_size
     if key not in _MEASURED:
-        numbers = parameter_count(spec, vocab_size)
-        if numbers > _LARGE:
-            with contextlib.suppress(Exception):  # code that needs numbers runs on the CPU
-                _MEASURED[key] = _costs_on("meta", spec, vocab_size)
-        if key not in _MEASURED:
-            _MEASURED[key] = _costs_on("cpu", spec, vocab_size)
+        _MEASURED[key] = _costs_of(spec, vocab_size)
     return _MEASURED[key]
 
 
-_LARGE = 10**7  # parameters, above which a pass on the CPU takes seconds
 _MEASURED: dict[tuple[str, int], Costs] = {}
 
 
@@ -164,13 +156,12 @@ class _Counting(TorchDispatchMode):
         return result
 
 
-def _costs_on(device: str, spec: ModelSpec, vocab_size: int) -> Costs:
-    """Return the costs of a model with the first weights of a fixed seed; "meta" has no numbers."""
+def _costs_of(spec: ModelSpec, vocab_size: int) -> Costs:
+    """Return the costs of a model with the first weights of a fixed seed."""
     kept: dict[int, int] = {}
-    with torch.random.fork_rng(devices=[]), torch.device(device):
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # own code may refuse NaN, or compute less with it
-        build = uninitialised_model if device == "meta" else type(spec).build
-        model = build(spec, vocab_size).train()
+        model = spec.build(vocab_size).train()
         ids_BT = torch.zeros(1, spec.block_size, dtype=torch.long)
         weights = {p.untyped_storage()._cdata for p in model.parameters()}
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.own_code import OwnCode
+from attnlm.base.own_code import OwnCode, OwnCodeError
 from attnlm.base.setting_fields import Settings
 from attnlm.model.own_arguments import code_arguments, resolved_arguments
 
@@ -24,44 +24,33 @@ if TYPE_CHECKING:
 
 
 class OwnPart(nn.Module):
-    """A part of the user's: `module` maps (B, T, C) → (B, T, width)."""
+    """A part of the user's: attention or MLP, (B, T, C) → (B, T, width), or scores.
 
-    def __init__(self, code: OwnCode, module: nn.Module, width: int) -> None:
+    Scores, without a width, are queries and keys, (B, H, T, D) each → (B, H, T, T), before mask
+    and softmax.
+    """
+
+    def __init__(self, code: OwnCode, module: nn.Module, width: int | None) -> None:
         super().__init__()
         self.module = module
         self._code = code
         self._width = width
 
-    def forward(self, x_BTC: Tensor, rotation: object = None, cache: object = None) -> Tensor:
-        """Return the module's output, the first if it has several. It knows no cache."""
-        with on_device_of(x_BTC):
-            y = self.module(x_BTC)
+    def forward(self, x: Tensor, *others: Any) -> Tensor:
+        """Return the module's output, the first if it has several. `others` are keys or, for
+        attention, rotation and cache, of which it knows nothing."""
+        keys = others[:1] if self._width is None else ()
+        with on_device_of(x):
+            y = self.module(x, *keys)
         y = y[0] if isinstance(y, tuple) else y
-        return require_shape(self._code, y, (*x_BTC.shape[:2], self._width))
+        width: Any = keys[0].size(2) if keys else self._width
+        return require_shape(self._code, y, (*x.shape[:-1], width))
 
 
-class OwnScores(nn.Module):
-    """Attention scores of the user's: queries and keys (B, H, T, D) → (B, H, T, T)."""
-
-    def __init__(self, code: OwnCode, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-        self._code = code
-
-    def forward(self, query_BHTD: Tensor, key_BHTD: Tensor) -> Tensor:
-        """Return the scores, before mask and softmax."""
-        with on_device_of(query_BHTD):
-            scores = self.module(query_BHTD, key_BHTD)
-        return require_shape(self._code, scores, (*query_BHTD.shape[:3], key_BHTD.size(2)))
-
-
-def own_part(a: Architecture, kind: str, layer: int) -> OwnPart | OwnScores:
+def own_part(a: Architecture, kind: str, layer: int) -> OwnPart:
     """Return a part of the user's for a layer: attention, scores or mlp."""
-    module = part_module(a, kind, layer)
-    if kind == "scores":
-        return OwnScores(a.codes[kind], module)
-    width = a.lm_head_inputs if kind == "attention" else a.width
-    return OwnPart(a.codes[kind], module, width)
+    width = {"attention": a.lm_head_inputs, "mlp": a.width}.get(kind)
+    return OwnPart(a.codes[kind], part_module(a, kind, layer), width)
 
 
 def part_module(a: Architecture, kind: str, layer: int) -> nn.Module:
@@ -139,15 +128,11 @@ def on_device_of(x: Tensor) -> contextlib.AbstractContextManager[object]:
     return x.device
 
 
-class OwnOutputError(AttnlmError):
-    """Raised when own code returns something of another form."""
-
-
 def require_shape(code: OwnCode, output: object, shape: tuple[int, ...]) -> Tensor:
-    """Return the output of own code. Raises OwnOutputError unless it is a tensor of this shape."""
+    """Return the output of own code. Raises OwnCodeError unless it is a tensor of this shape."""
     if isinstance(output, Tensor) and output.shape == shape:
         return output
     actual = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-    raise OwnOutputError(
+    raise OwnCodeError(
         f"{code} returns {actual}, and the model needs {shape}", "change what it returns"
     )
