@@ -19,9 +19,11 @@ from torch import nn
 
 import attnlm
 from attnlm.base.errors import AttnlmError
+from attnlm.base.own_code import OwnCodeError
 from attnlm.compute.device import Device
 from attnlm.config.settings import resolve_new
-from attnlm.training.recorded import _OPENERS, NotAsRecordedError, check_recorded
+from attnlm.training import recorded
+from attnlm.training.recorded import _OPENERS, check_recorded
 from attnlm.training.state import initial_state
 
 CPU = Device("cpu", "float32", "")
@@ -136,13 +138,13 @@ def test_state_that_is_recorded_whole_is_trained(init: str, body: str, tmp_path:
         (f"{BUFFER}, None)",
          "self.seen = torch.zeros(2) if self.seen is None else self.seen + 1\n"
          "y = y + self.seen.sum()",
-         r"seen is \(2,\) of torch.float32, but None when the model is built"),
+         r"its checkpoint does not .*\.seen is not a tensor of this model"),
         (f"{BUFFER}, torch.zeros(1))", "self.seen = torch.cat([self.seen, self.seen])",
-         r"seen is \(\d+,\) of torch.float32, but \(1,\)"),
+         r"seen is float32 \(\d+,\), not float32 \(1,\)"),
         (f"{BUFFER}, torch.zeros(1))", "self.seen = self.seen.double()",
-         "seen is .*float64, but .*float32"),
+         "seen is float64 .*, not float32"),
         ("self.register_buffer('a', torch.zeros(1))\nself.register_buffer('b', self.a)",
-         "self.a = self.a + 1\ny = y + self.b", "module.b is .*, but None"),
+         "self.a = self.a + 1\ny = y + self.b", "module.b is not a tensor of this model"),
         (f"{BUFFER}, torch.eye(8).to_sparse())", SPARSE, "a checkpoint cannot hold"),
         ("self.r = len(Path(__file__).with_name('r').read_text())", "y = y + self.r",
          "cannot be opened by another process: FileNotFoundError"),
@@ -202,6 +204,27 @@ def test_a_class_that_was_changed_is_refused_and_leaves_no_run(
 
 
 @pytest.mark.parametrize(
+    ("first", "says"),
+    [
+        ("import beside\nX = beside.X", "part.py imports beside, which is not installed"),
+        ("from beside import *", "part.py imports beside, which is not installed"),
+        ("X = sys.modules['given'].__dict__.setdefault('B', 3)", "KeyError: 'given'"),
+    ],
+)
+def test_a_class_whose_file_needs_others_is_refused(
+    first: str, says: str, train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "beside.py").write_text("X = 1\n")
+    (tmp_path / "given.py").write_text(
+        f"import sys\n{first}\n{PASSED.replace('self.scale', 'self.scale * X')}"
+    )
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delitem(sys.modules, "given", raising=False)
+    with pytest.raises(OwnCodeError, match=says):
+        train(attention=importlib.import_module("given").Part, embed_dim=8)
+
+
+@pytest.mark.parametrize(
     ("changes", "body", "says"),
     [
         ("os.environ['MINE'] = '3'", "y * float(os.environ['MINE'])", "KeyError: 'MINE'"),
@@ -222,7 +245,7 @@ def test_what_a_script_sets_outside_of_its_file_is_refused(
     before = nn.functional.gelu, decimal.DefaultContext.prec
     try:
         exec(script, {})
-        with pytest.raises(NotAsRecordedError, match=says.removesuffix("$")):
+        with pytest.raises(OwnCodeError, match=says.removesuffix("$")):
             train(attention=f"{tmp_path}/given.py:Part", embed_dim=8)
     finally:
         nn.functional.gelu, decimal.DefaultContext.prec = before
@@ -237,9 +260,18 @@ def test_one_process_opens_all_runs_of_a_process(tmp_path: Path) -> None:
     openers = dict(_OPENERS)
     check(tmp_path, "print('noise', flush=True)", "print('more', flush=True)")
     check(tmp_path, "nn.mine = 1")  # and does nothing else
-    with pytest.raises(NotAsRecordedError, match="AttributeError"):
+    with pytest.raises(OwnCodeError, match="AttributeError"):
         check(tmp_path, "", "y = y * nn.mine")
     assert openers == _OPENERS and all(o.poll() is None for o in openers.values())
+
+
+def test_another_process_has_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(tmp_path, "")  # starts the process
+    monkeypatch.setattr(recorded, "_LEAST_SECONDS", 2)
+    monkeypatch.setattr(sys, "argv", ["script.py", "--my-option"])
+    waits = "'--my-option' in sys.argv or __import__('time').sleep(1000)"
+    with pytest.raises(OwnCodeError, match="another process: it took more than 2 seconds"):
+        check(tmp_path, waits)
 
 
 def test_what_is_made_in_evaluation_is_used_in_training(train: Any, tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ def test_right_code_has_no_problem(code: Path, name: str, settings: dict[str, An
         ),
         ("Late", "causality", "when the later tokens", "mask the scores before the softmax", True),
         ("OneHead", "maps", "1 layer × 1 heads", "the model has `heads` 4", False),
-        ("NotFinite", "numbers", "blocks.0.attention.module.softmax", "all -inf", True),
+        ("NotFinite", "causality", "blocks.0.attention.module.softmax", "all -inf", True),
         ("Unused", "gradients", "6 of 8", "attention.module.spare.weight", False),
         ("BatchInTraining", "batch", "batch change each other", "first axis", False),
         ("Noise", "evaluation", "logits differ by", "if self.training", False),
@@ -194,7 +194,7 @@ def test_a_mistake_is_caught_or_shown(
     if "the later tokens" in text:  # the first of them is named too
         words = finding.text.split()
         assert 1 <= int(words[words.index("token") + 1]) < int(words[-3]) <= 8
-    others = {"NotFinite": {"causality", "gradients", "batch", "evaluation", "loss at start"}}
+    others = {"NotFinite": {"gradients", "batch", "evaluation", "loss at start"}}
     others |= {"Axis": {"maps"}, "Late": {"maps"}, "NoMask": {"maps"}}
     others |= {"Noise": {"batch", "gradients"}}
     assert problems(findings) <= {where} | others.get(name, set())

@@ -12,7 +12,7 @@ from attnlm.base.errors import AttnlmError
 from attnlm.config.settings import Config, resolve_new
 from attnlm.data.dataset import Dataset
 from attnlm.training.own_code_trial import find_leak
-from attnlm.workflows.check_own_code import check_causal
+from attnlm.workflows.check_own_code import REQUIRED, NotCausalError
 from tests.own_code import SMALL
 
 BODIES = {
@@ -98,7 +98,11 @@ def test_leaks_of_training_and_small_leaks_are_found(name: str, tmp_path: Path) 
     body, cause = BODIES[name]
     length = 256 if name in ("chunks", "beyond 64 tokens", "fast convolution") else 64
     config = config_with(body, tmp_path, dropout=0.2, block_size=length)
-    leaks = check_causal(config, 65)
+    leaks = ""
+    try:
+        REQUIRED["causality"](config, config.spec.build(65).eval())
+    except NotCausalError as error:
+        leaks = f"{error.message} {error.hint}"
     assert bool(leaks) == bool(cause) and cause in leaks
 
 
@@ -111,7 +115,7 @@ def test_what_cannot_be_told_never_reads_as_fine(
     with pytest.raises(AttnlmError, match="whether it sees later tokens is unknown"):
         attnlm.train(dataset, attention=code, checkpoint_dir=tmp_path, **SMALL)
     findings = {f.name: f for f in attnlm.check(code, part="attention")}
-    assert findings["causality"].is_fatal and findings["causality"].text.startswith("unknown: ")
+    assert findings["causality"].is_fatal and "is unknown" in findings["causality"].text
 
 
 def test_a_rung_that_turns_out_not_to_be_causal_fails_alone(
@@ -119,7 +123,7 @@ def test_a_rung_that_turns_out_not_to_be_causal_fails_alone(
 ) -> None:
     (tmp_path / "mine.py").write_text(SOURCE.replace("BODY", BODIES["small"][0]))
     rungs = ["bigram", f"transformer:mlp={tmp_path / 'mine.py'}:Mlp"]
-    monkeypatch.setattr("attnlm.workflows.ladder.check_causal", lambda *_: "")
+    monkeypatch.setattr("attnlm.workflows.ladder.check_required", lambda *_: "")
     said: list[str] = []
     attnlm.ladder(
         dataset,

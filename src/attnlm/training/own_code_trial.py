@@ -7,21 +7,22 @@ import copy
 import random
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
-from attnlm.base.errors import AttnlmError
-from attnlm.base.own_code import OwnCode
+from attnlm.base.own_code import OwnCode, OwnCodeError
 from attnlm.compute.device import Device
 from attnlm.config.settings import Config
 from attnlm.model.inspection import are_close, draw_zeros, restoring
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.layers import drop_by
-from attnlm.model.own_parts import on_device_of, require_shape
+from attnlm.model.own_parts import on_device_of
+from attnlm.training.forms import batch_loss
 from attnlm.training.random_state import keeping_random_state, seed_generators
 
 TRIED_WINDOWS = slice(4)
@@ -60,8 +61,8 @@ def try_own_code(
     with keeping_random_state(device, config):
         is_mixing = mixes_texts(config, model, ids_BT)
         is_changing, is_recorded = _changes_state(config, model, ids_BT[:1])
-        is_drawn, is_mean = _try_loss(config, model.vocab_size, device, inputs, targets)
-        is_fixed = not (is_drawn or is_changing) and _may_be_copied(config, model, ids_BT[:1])
+        is_fixed, is_mean = _try_loss(config, model.vocab_size, device, inputs, targets)
+        is_fixed = is_fixed and not is_changing and _may_be_copied(config, model, ids_BT[:1])
     reasons = {
         f"the texts of a batch change each other in {name}": is_mixing,
         f"{name} changes its buffers or parameters itself": is_recorded,
@@ -85,12 +86,11 @@ def mixes_texts(config: Config, model: LanguageModel, ids_BT: Tensor) -> bool:
     """
     with contextlib.suppress(Exception):  # the first step raises it again
         for is_training in (True, False):
-            together, is_drawn, _ = _call_twice(
-                partial(logits_of, model, ids_BT, is_training), config
-            )
+            compute = partial(logits_of, model, ids_BT, is_training)
+            together, is_fixed = _call_twice(compute, config)
             seed_generators(0, config)
             alone = logits_of(model, ids_BT[:1], is_training)
-            is_known = not is_drawn and bool(together.isfinite().all())
+            is_known = is_fixed and bool(together.isfinite().all())
             if is_known and not are_close(alone, together[:1]):
                 return True
     return False
@@ -128,8 +128,7 @@ def _may_be_copied(config: Config, model: LanguageModel, ids_BT: Tensor) -> bool
         return False
     with contextlib.suppress(Exception):
         copy.deepcopy(model)
-        _, is_drawn, has_moved = _call_twice(partial(logits_of, model, ids_BT, True), config)
-        return not (is_drawn or has_moved)
+        return _call_twice(partial(logits_of, model, ids_BT, True), config)[1]
     return False
 
 
@@ -140,18 +139,16 @@ def _try_loss(
     inputs: NDArray[np.int64],
     targets: NDArray[np.int64],
 ) -> tuple[bool, bool]:
-    """Return True if an own loss draws random numbers, and True if it is the mean of its parts.
+    """Return True if an own loss draws no random numbers, and True if it is the mean of its parts.
 
     It is tried on drawn logits, since those of a new model may all be equal: on a batch and two
     halves, weighted by their counted targets. Of a loss that draws, halves tell nothing.
     """
-    code = config.training.loss
-    if not isinstance(code, OwnCode) or len(inputs) < 2:
-        return False, True
-    own = code.check_call({})
-    length = inputs.shape[1]
-    half = 2 if len(inputs) > 3 and 4 * length * vocab_size <= _MOST_LOGITS else 1
-    length = min(length, max(1, _MOST_LOGITS // (2 * half * vocab_size)))
+    if not isinstance(config.training.loss, OwnCode) or len(inputs) < 2:
+        return True, True
+    own = batch_loss(config.training)
+    half = min(2, len(inputs) // 2)
+    length = min(inputs.shape[1], max(1, _MOST_LOGITS // (2 * half * vocab_size)))
     ids_BT, targets_BT = (torch.from_numpy(x[: 2 * half, :length]) for x in (inputs, targets))
     logits_BTV = torch.randn(*ids_BT.shape, vocab_size, generator=torch.Generator())
     # A low loss in one half and a high one in the other find bends, such as (loss - b).abs() + b.
@@ -162,14 +159,14 @@ def _try_loss(
     batch[0].requires_grad_()
 
     def loss_of(rows: slice = slice(None)) -> Tensor:
-        with on_device_of(batch[0]):
-            loss = own(*(x[rows].clone() for x in batch))
-        return require_shape(code, loss, ()).detach()
+        logits_BTV, ids_BT, targets_BT = (x[rows].clone() for x in batch)
+        model: Any = lambda _: logits_BTV  # noqa: E731
+        return own(model, ids_BT, targets_BT).detach()
 
     try:
-        whole, is_drawn, has_moved = _call_twice(loss_of, config)
+        whole, is_fixed = _call_twice(loss_of, config)
     except Exception:  # noqa: BLE001 - the first step raises it again
-        return True, True
+        return False, True
     mean = torch.zeros_like(whole)
     with contextlib.suppress(Exception):  # it needs the whole batch
         for rows in (slice(half), slice(half, None)):
@@ -177,22 +174,18 @@ def _try_loss(
             if counted:  # otherwise its loss may be 0 / 0, and training leaves it out
                 seed_generators(0, config)
                 mean += counted.to(mean.device) * loss_of(rows)
-    return is_drawn or has_moved, is_drawn or not _differs(whole, mean)
+    return is_fixed, not is_fixed or not _differs(whole, mean)
 
 
-def _call_twice(compute: Callable[[], Tensor], config: Config) -> tuple[Tensor, bool, bool]:
-    """Return a result, whether another seed gives another one, and whether a generator moved.
-
-    The result may also depend on a generator or a count of the code's own.
-    """
-    results = []
-    has_moved = False
+def _call_twice(compute: Callable[[], Tensor], config: Config) -> tuple[Tensor, bool]:
+    """Return a result, and True if it depends on no seed, count or generator, and moves none."""
+    results, is_fixed = [], True
     for seed in (1, 0):
         seed_generators(seed, config)
         before = _generators()
         results.append(compute())
-        has_moved |= before != _generators()
-    return results[1], _differs(*results), has_moved
+        is_fixed &= before == _generators()
+    return results[1], is_fixed and not _differs(*results)
 
 
 def _generators() -> tuple[object, ...]:
@@ -208,21 +201,13 @@ def _differs(a: Tensor, b: Tensor) -> bool:
     return bool(a.isfinite().all()) and not is_near
 
 
-class LeakUnknownError(AttnlmError):
-    """Error for a model of which nothing can be said about later tokens."""
-
-
-class NotCausalError(AttnlmError):
-    """Error for a model whose logits depend on later tokens."""
-
-
 def find_leak(config: Config, model: LanguageModel, most: int) -> str:
     """Return how later tokens change the logits of an earlier one; "" if none does.
 
     In random texts of the whole context, all tokens from one on are replaced: from each one or, in
     a long context, from about `most` tokens at random places and near the ends or edges of chunks.
     This is done with two texts and seeds, in evaluation and in training each. Raises
-    LeakUnknownError if equal texts give different results.
+    OwnCodeError if equal texts give different results.
     """
     if (T := model.block_size) < 2:
         return ""
@@ -231,6 +216,20 @@ def find_leak(config: Config, model: LanguageModel, most: int) -> str:
         if leak := _leak_in(config, model, most, is_training := seed > 1, seed, rows):
             return f"{'in training, ' * is_training}{leak}"
     return ""
+
+
+def _first_not_finite(model: LanguageModel, ids_BT: Tensor, is_training: bool) -> str:
+    """Return the name of the first module whose output has NaN or infinity."""
+    found: list[nn.Module] = []
+
+    def look(module: nn.Module, inputs: object, output: object) -> None:
+        if isinstance(output, Tensor) and not output.isfinite().all():
+            found.append(module)
+
+    with register_module_forward_hook(look):
+        logits_of(model, ids_BT, is_training)
+    names = {module: name or "the model" for name, module in model.named_modules()}
+    return names[found[0]] if found else "the model"
 
 
 def _leak_in(
@@ -243,9 +242,7 @@ def _leak_in(
     """
     T, V = model.block_size, model.vocab_size
     generator = torch.Generator().manual_seed(seed)
-    count = min(most, T - 1)
-    jitter_N = torch.rand(count, generator=generator, dtype=torch.float64)
-    first_N = 1 + ((torch.arange(count) + jitter_N) * ((T - 1) / count)).long().clamp(max=T - 2)
+    first_N = torch.randperm(T - 1, generator=generator)[:most].sort().values + 1
     if most < T - 1:
         parts = 8 if most >= 32 else 1
         edges = (torch.arange(parts + 1) * T // parts)[:, None] + torch.arange(-1, 3)
@@ -254,15 +251,17 @@ def _leak_in(
     def repeated(ids_BT: Tensor) -> Tensor:
         logits_BTV, again_BTV = (compute(ids_BT) for _ in range(2))
         if not (logits_BTV - again_BTV).abs().max() <= _LEAK * logits_BTV.abs().max():
-            what = "computes NaN or infinity"
-            hint = (
-                "look for a division by 0, a logarithm of 0, or a row of scores that are all -inf"
-            )
-            if logits_BTV.isfinite().all():
-                what = "computes other numbers for the same ids"
-                hint = "draw by torch, random or numpy.random, which are seeded; count in a buffer"
+            what = "computes other numbers for the same ids"
+            hint = "draw by torch, random or numpy.random, which are seeded; count in a buffer"
+            if not logits_BTV.isfinite().all():
+                first = _first_not_finite(model, ids_BT, is_training)
+                what = f"computes NaN or infinity, first in {first}"
+                hint = (
+                    "look for a division by 0, a logarithm of 0, or a row of scores that are all "
+                    "-inf"
+                )
             where = " in training" * is_training
-            raise LeakUnknownError(
+            raise OwnCodeError(
                 f"{config.spec.name} {what}{where}: whether it sees later tokens is unknown", hint
             )
         return logits_BTV

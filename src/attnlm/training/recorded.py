@@ -14,16 +14,18 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError
-from attnlm.base.own_code import allow_call
+from attnlm.base.own_code import OwnCodeError, allow_call
 from attnlm.compute.device import Device, use_precision
 from attnlm.compute.threads import flush_subnormals
 from attnlm.config.settings import Config, resolve
@@ -37,7 +39,6 @@ from attnlm.model.inspection import (
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.layers import drop_by
 from attnlm.model.own_arguments import CODE
-from attnlm.model.own_modules import built_buffers
 from attnlm.model.own_parts import on_device_of
 from attnlm.runs.checkpoint import load_checkpoint, save_checkpoint
 from attnlm.runs.run import with_recorded_code
@@ -47,24 +48,22 @@ from attnlm.training.random_state import keeping_random_state, seed_generators
 
 _TEXTS = 2
 _CONFIG, _WEIGHTS, _NUMBERS = "config.json", "opened.safetensors", "numbers.safetensors"
+_LEAST_SECONDS = 120.0
+"""in which another process must answer, beside twenty times what this one needed"""
 _HINT = (
-    "a run keeps one file of own code, parameters and buffers: self.register_buffer('seen', …). "
+    "a run keeps one file of own code, parameters and buffers, of the shape and type that the "
+    "constructor gives them: self.register_buffer('seen', …). "
     "It keeps no attributes, variables of the file, changes of classes and of other modules, "
     "environment, numbers of the process, or order of a set: sort it, as in sorted({'a', 'b'})"
 )
 
 
-class NotAsRecordedError(AttnlmError):
-    """Error for own code that computes something else than its run will when opened."""
-
-
 def check_recorded(config: Config, model: LanguageModel, device: Device) -> None:
-    """Raise NotAsRecordedError unless a model with own code computes what its run will when opened.
+    """Raise OwnCodeError unless a model with own code computes what its run will when opened.
 
-    A process that did nothing before runs the recorded source, and gets the recorded state. Logits
-    and loss of a batch must be the same, in evaluation and in training; then again, in a second
-    process, after that batch. The parameters must be flat, as the optimizer makes them. Nothing of
-    the model changes.
+    A process that did nothing before runs the recorded source, and gets the state after a batch.
+    Logits and loss of the next one must be the same, in evaluation and in training. The parameters
+    must be flat, as the optimizer makes them. Nothing of the model changes.
     """
     if not config.codes:
         return
@@ -74,43 +73,26 @@ def check_recorded(config: Config, model: LanguageModel, device: Device) -> None
         restoring(model),
     ):
         folder = Path(name)
+        draw_zeros(model)
+        drop_by(model, ())
+        parameters = model.named_parameters()
+        trained = {name: (p, p.data_ptr()) for name, p in parameters if p.requires_grad}
+        _numbers(model, config, device)  # what a batch changes, a run must keep
         with files.explaining_os_errors(folder):
             (folder / CODE).mkdir()
             for code in config.codes:
                 (folder / CODE / code.file).write_bytes(code.content())
             files.write_json(folder / _CONFIG, config.settings())
-        draw_zeros(model)
-        drop_by(model, ())
-        parameters = model.named_parameters()
-        trained = {name: (p, p.data_ptr()) for name, p in parameters if p.requires_grad}
-        for _ in range(2):
             weights = dict(model.named_parameters()) | stored_buffers(model)
-            with files.explaining_os_errors(folder):
-                save_checkpoint(folder / _WEIGHTS, weights, {})
-            _check_forms(stored_buffers(model), built_buffers(config.spec, model.vocab_size))
-            ours = list(_numbers(model, config, device))
-            _check_kept(trained, model)
-            reason, attributes = _open_elsewhere(config, model.vocab_size, device, folder)
-            if reason is not None:
-                raise NotAsRecordedError(
-                    f"{config.spec.name} cannot be opened by another process: {reason}", _HINT
-                )
-            for i, theirs in load_file(folder / _NUMBERS).items():
-                if not _is_same(ours[int(i)].cpu(), theirs, device):
-                    here = _attributes(model)
-                    others = [name for name in here if here[name] != attributes.get(name)]
-                    which = f": {others[0]} differs" if others else ""
-                    raise NotAsRecordedError(
-                        f"{config.spec.name} computes something else when another process opens "
-                        f"its run{which}",
-                        _HINT,
-                    )
-
-
-def _is_same(ours: Tensor, theirs: Tensor, device: Device) -> bool:
-    if device.name != "cpu":
-        return are_close(ours, theirs)
-    return torch.allclose(ours.double(), theirs.double(), 0, 0, equal_nan=True)
+            save_checkpoint(folder / _WEIGHTS, weights, {})
+        began = time.perf_counter()
+        numbers = _numbers(model, config, device)
+        seconds = _LEAST_SECONDS + 20 * (time.perf_counter() - began)
+        _check_kept(trained, model)
+        with files.explaining_os_errors(folder):
+            save_file(numbers, folder / _NUMBERS, _attributes(model))
+        if reason := _open_elsewhere(config, model.vocab_size, device, folder, seconds):
+            raise OwnCodeError(f"{config.spec.name} {reason}", _HINT)
 
 
 def _attributes(model: nn.Module) -> dict[str, str]:
@@ -123,8 +105,8 @@ def _attributes(model: nn.Module) -> dict[str, str]:
     }
 
 
-def _numbers(model: LanguageModel, config: Config, device: Device) -> Iterator[Tensor]:
-    """Yield the logits of a batch twice in evaluation, then logits, loss and logits in training.
+def _numbers(model: LanguageModel, config: Config, device: Device) -> dict[str, Tensor]:
+    """Return the logits of a batch twice in evaluation, then logits, loss and logits in training.
 
     The calls are of an odd number, in training too: what each turns round is another one then.
     """
@@ -133,43 +115,29 @@ def _numbers(model: LanguageModel, config: Config, device: Device) -> Iterator[T
     shape = _TEXTS, model.block_size + 1
     ids = torch.randint(model.vocab_size, shape, generator=generator).to(device.torch)
     inputs_BT, targets_BT = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+    numbers = []
     for is_training in (False, True):
         model.train(is_training)
         seed_generators(config.training.seed or 0, config)
         state = torch.get_rng_state()
         with torch.set_grad_enabled(is_training), device.autocast(), on_device_of(inputs_BT):
-            yield model(inputs_BT).detach()
+            numbers.append(model(inputs_BT).detach())
             if is_training:
-                yield loss_of(model, inputs_BT, targets_BT).detach()
+                numbers.append(loss_of(model, inputs_BT, targets_BT).detach())
             elif device.name == "cpu" and state.equal(torch.get_rng_state()):
                 torch.seed()  # it drew no numbers, and so does not depend on the seed
-            yield model(inputs_BT).detach()
+            numbers.append(model(inputs_BT).detach())
+    return {str(i): x.cpu().contiguous().clone() for i, x in enumerate(numbers)}
 
 
 def _check_kept(trained: Mapping[str, tuple[nn.Parameter, int]], model: LanguageModel) -> None:
-    """Raise NotAsRecordedError unless parameters are those, and in the memory, that are updated."""
+    """Raise OwnCodeError unless parameters are those, and in the memory, that are updated."""
     parameters = dict(model.named_parameters())
     for name, (parameter, place) in trained.items():
         if parameters.get(name) is not parameter or parameter.data_ptr() != place:
-            raise NotAsRecordedError(
+            raise OwnCodeError(
                 f"the parameter {name} is replaced while the model computes, and would not train",
                 "change it in place, as in: with torch.no_grad(): self.weight.clamp_(-1, 1)",
-            )
-
-
-def _check_forms(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
-    """Raise NotAsRecordedError if buffers are not of the form that the constructor gives them."""
-    forms, built = (
-        {n: f"{tuple(b.shape)} of {b.dtype}" for n, b in buffers.items()}
-        for buffers in (ours, theirs)
-    )
-    for name in sorted(forms.keys() | built.keys()):
-        now, then = forms.get(name, "None"), built.get(name, "None")
-        if now != then:
-            raise NotAsRecordedError(
-                f"the buffer {name} is {now}, but {then} when the model is built",
-                "give it its shape and type in the constructor, or register it with "
-                "persistent=False if each batch makes it again",
             )
 
 
@@ -181,35 +149,39 @@ _ENVIRONMENT = re.compile(
     "|(PYTORCH|TORCH|TRITON|XDG)_.*"
 )
 """the variables that Python and the libraries need: own code that reads another one is found"""
+_NOT_OPENED = "cannot be opened by another process"
 _OPENERS: dict[tuple[int, str], subprocess.Popen[str]] = {}
 """processes that wait for requests, by the process that started them and their seed of hashes"""
 _SEEDS = [s for s in map(str, range(1, 33)) if s != os.environ.get("PYTHONHASHSEED")]
 
 
 def _open_elsewhere(
-    config: Config, vocab_size: int, device: Device, folder: Path
-) -> tuple[str | None, dict[str, str]]:
-    """Let another process write the numbers of the run in a folder.
-
-    Return why it could not, or None, and the attributes of the model that it opened.
-    """
+    config: Config, vocab_size: int, device: Device, folder: Path, seconds: float
+) -> str:
+    """Let another process open the run in a folder; return what is wrong, "" if nothing is."""
     key = os.getpid(), _seed_of_other_orders(tuple(code.content() for code in config.codes))
     opener = _OPENERS.pop(key, None) or _start_opener(key[1])
     assert opener.stdin and opener.stdout
     request = str(folder), vocab_size, (device.name, device.dtype, ""), torch.get_num_threads()
-    answer = ""
+    began, answer = time.perf_counter(), ""
+    limit = threading.Timer(seconds, _end, [opener])
+    limit.start()
     try:
         with contextlib.suppress(BrokenPipeError):
             print(json.dumps(request), file=opener.stdin, flush=True)
             answer = opener.stdout.readline()
     finally:
+        limit.cancel()
         if answer.endswith("\n"):
             _OPENERS[key] = opener
         else:
-            opener.kill()
+            _end(opener)
             opener.communicate()
-    reason, attributes = json.loads(answer.strip() or '["it ended at once", {}]')
-    return reason, attributes
+    if answer.strip():
+        return str(json.loads(answer))
+    is_late = time.perf_counter() - began >= seconds
+    what = f"took more than {seconds:.0f} seconds" if is_late else "ended at once"
+    return f"{_NOT_OPENED}: it {what}"
 
 
 def _start_opener(seed: str) -> subprocess.Popen[str]:
@@ -227,10 +199,20 @@ def _start_opener(seed: str) -> subprocess.Popen[str]:
     )
 
 
+def _end(opener: subprocess.Popen[str]) -> None:
+    """End a process, and the one that answers for it."""
+    if sys.platform == "win32":
+        opener.kill()
+    else:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(opener.pid, signal.SIGKILL)
+
+
 @atexit.register
 def _end_openers() -> None:
     for (pid, _), opener in _OPENERS.items():
         if pid == os.getpid():
+            _end(opener)
             opener.communicate()
 
 
@@ -257,10 +239,8 @@ def open_runs() -> None:
     os._exit(0)
 
 
-def _answer(
-    path: str, vocab_size: int, about_device: tuple[str, str, str], threads: int
-) -> tuple[str | None, dict[str, str]]:
-    """Open the run in a folder, and write its numbers there; return as `_open_elsewhere`."""
+def _answer(path: str, vocab_size: int, about_device: tuple[str, str, str], threads: int) -> str:
+    """Open the run in a folder; return how its numbers are others than those there, or ""."""
     device, folder = Device(*about_device), Path(path)
     torch.set_num_threads(threads)
     flush_subnormals()
@@ -273,13 +253,23 @@ def _answer(
         weights = load_checkpoint(folder / _WEIGHTS, recorded.spec, vocab_size)[1]
         opened = build_with_weights(recorded.spec, vocab_size, weights).to(device.torch)
         flatten_parameters(opened, recorded.training)
-        numbers = {str(i): x.cpu() for i, x in enumerate(_numbers(opened, recorded, device))}
-        save_file(numbers, folder / _NUMBERS)
-        return None, _attributes(opened)
+        numbers = _numbers(opened, recorded, device)
+        with safe_open(folder / _NUMBERS, "pt") as ours:
+            pairs = [(ours.get_tensor(i), x) for i, x in numbers.items()]
+            theirs = ours.metadata() or {}
+        is_exact = device.name == "cpu"  # a GPU rounds
+        if all(
+            a.nan_to_num().equal(b.nan_to_num()) if is_exact else are_close(b, a) for a, b in pairs
+        ):
+            return ""
+        others = [name for name, text in _attributes(opened).items() if theirs.get(name) != text]
+        which = f": {others[0]} differs" if others else ""
+        return f"computes something else when another process opens its run{which}"
     except AttnlmError as error:
-        return error.message, {}
+        reason = error.message.replace(str(folder / _WEIGHTS), "its checkpoint")
     except (Exception, SystemExit) as error:  # noqa: BLE001 - own code may raise anything
-        return f"{type(error).__name__}: {error}", {}
+        reason = f"{type(error).__name__}: {error}"
+    return f"{_NOT_OPENED}: {reason}"
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Check own code: does it fit, is it causal, what does it cost, and which attention maps has it?"""
+"""Check own code: what each run with it needs, and what else is worth to know before training."""
 
 from __future__ import annotations
 
@@ -8,22 +8,20 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook
+from torch import Tensor
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.formatting import listed, quantity
-from attnlm.base.own_code import OwnCode, named_code, own_traceback
-from attnlm.compute.device import choose_device
+from attnlm.base.own_code import OwnCode, OwnCodeError, named_code, own_traceback
+from attnlm.compute.device import Device
 from attnlm.config.settings import CHOSEN_BY_NAME, Config, resolve, resolve_new, with_own_code
-from attnlm.model.inspection import draw_zeros, parameter_count
+from attnlm.model.inspection import draw_zeros, parameter_count, restoring
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.own_arguments import PREFIX, infer_kind
 from attnlm.model.own_modules import OwnLanguageModel
 from attnlm.model.recorder import record
-from attnlm.model.spec import ModelSpec
 from attnlm.training.optimizer import flatten_parameters
-from attnlm.training.own_code_trial import LeakUnknownError, find_leak, mixes_texts
+from attnlm.training.own_code_trial import find_leak, mixes_texts
 from attnlm.training.random_state import keeping_random_state
 from attnlm.training.recorded import check_recorded
 from attnlm.training.step import StepNotFiniteError
@@ -31,16 +29,81 @@ from attnlm.workflows.autotune import random_dataset, seconds_per_token
 from attnlm.workflows.doctor import Finding
 
 _VOCAB_SIZE = 65  # as Tiny Shakespeare's characters
+_CPU = Device("cpu", "float32", "")
 _MOST_TOKENS = 64  # of a text that is checked
-_FLOP_TO_TRAIN, _FLOP_TO_CHECK = 1e10, 1e12
+_FLOP = 1e10
 """About the operations of a search for leaks: all tokens of contexts that are not too long."""
 _TOLERANCE = 1e-4
 """Results are equal if they differ by at most this fraction of the largest."""
 _TIMED = 0.05  # seconds
-_CAUSAL = (
-    "mask the scores before the softmax, with -inf where the key is later than the query; "
-    "normalise over the keys, softmax(dim=-1), and by LayerNorm or RMSNorm, not over the tokens"
-)
+
+
+# --- What each run with own code needs ------------------------------------------------------------
+
+
+class NotCausalError(OwnCodeError):
+    """Raised for a model whose logits depend on later tokens."""
+
+
+def check_required(config: Config, vocab_size: int, force: bool = False) -> str:
+    """Check what a run with own code needs, before step 1.
+
+    Raises AttnlmError for what does not hold, and what the code raises. If `force` is True, return
+    how the logits depend on later tokens, "" if they don't, instead of raising NotCausalError.
+    """
+    leak = ""
+    model = _built_model(config, vocab_size) if config.codes else None
+    for name, look in REQUIRED.items():
+        if model is not None and (config.spec.codes or name == "recorded"):
+            try:
+                with restoring(model):
+                    look(config, model)
+            except NotCausalError as error:
+                if not force:
+                    raise
+                leak = error.message
+    return leak
+
+
+def _check_causal(config: Config, model: LanguageModel) -> str:
+    of_text = config.spec.costs(model.vocab_size).forward_flops * model.block_size
+    most = max(8, int(_FLOP / (4 * max(of_text, 1))))  # in both modes, with two seeds
+    with keeping_random_state(_CPU, config):
+        leak = find_leak(config, model, most)
+    if leak:
+        raise NotCausalError(
+            f"{config.spec.name} is not causal: {leak}",
+            "mask the scores before the softmax, with -inf where the key is later than the query; "
+            "normalise over the keys, softmax(dim=-1), and by LayerNorm or RMSNorm, not over the "
+            "tokens",
+        )
+    places = model.block_size - 1
+    some = f" ({most:,} of {places:,} places were tried)" if most < places else ""
+    return f"logits depend on no later token{some}"
+
+
+def _check_recorded(config: Config, model: LanguageModel) -> str:
+    check_recorded(config, model, _CPU)
+    return "a run that is opened again computes the same"
+
+
+REQUIRED: dict[str, Callable[[Config, LanguageModel], str]] = {
+    "causality": _check_causal,
+    "recorded": _check_recorded,
+}
+"""Each returns what holds of a new model, or raises AttnlmError for what keeps it from training"""
+
+
+def _built_model(config: Config, vocab_size: int) -> LanguageModel:
+    """Return the model in evaluation mode, as a run with the seed 0 builds it."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = config.spec.build(vocab_size).eval()
+    flatten_parameters(model, config.training)
+    return model
+
+
+# --- What `check` shows beside --------------------------------------------------------------------
 
 
 def check(
@@ -76,16 +139,19 @@ def _findings(config: Config, vocab_size: int) -> Iterator[Finding]:
     arguments = [f"{k.removeprefix(PREFIX)}={v!r}" for k, v in values if k.startswith(PREFIX)]
     code = " and ".join(config.codes)
     yield Finding("arguments", f"{code}: {', '.join(arguments) or 'none of its own'}")
-    model = _built_model(config.spec, vocab_size)
+    model = _built_model(config, vocab_size)
     ids_BT = _random_ids(model, 2)
-    logits_BTV = model(ids_BT)
-    yield Finding("shapes", f"ids {tuple(ids_BT.shape)} → logits {tuple(logits_BTV.shape)}")
-    yield _check_finite(model, ids_BT, logits_BTV)
+    yield Finding("shapes", f"ids {tuple(ids_BT.shape)} → logits {tuple(model(ids_BT).shape)}")
+    for name, look in REQUIRED.items():
+        try:
+            with restoring(model):
+                yield Finding(name, look(config, model))
+        except AttnlmError as error:
+            yield Finding(name, error.message, error.hint, is_fatal=True)
     yield from _check_loss(model, ids_BT)
     draw_zeros(model)
     yield _check_gradients(model, ids_BT)
-    with keeping_random_state(choose_device("cpu"), config):
-        yield _check_causality(config, model)
+    with keeping_random_state(_CPU, config):
         is_mixing = mixes_texts(config, model, ids_BT)
     yield _check_contexts(model)
     apart = "compute each text by itself: no sum, mean or softmax over the first axis"
@@ -97,40 +163,14 @@ def _findings(config: Config, vocab_size: int) -> Iterator[Finding]:
     else:
         remedy = "switch dropout and noise off in evaluation: if self.training"
         yield Finding("evaluation", f"logits differ by {difference:.2g}", remedy)
-    yield check_opened(config, vocab_size)
     yield _check_maps(model, ids_BT[:1])
     yield from _cost_findings(config, vocab_size)
-
-
-def _built_model(spec: ModelSpec, vocab_size: int) -> LanguageModel:
-    """Return the model in evaluation mode, as a run with the seed 0 builds it."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return spec.build(vocab_size).eval()
 
 
 def _random_ids(model: LanguageModel, texts: int) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     shape = texts, min(model.block_size, _MOST_TOKENS)
     return torch.randint(model.vocab_size, shape, generator=generator)
-
-
-def _check_finite(model: LanguageModel, ids_BT: Tensor, logits_BTV: Tensor) -> Finding:
-    if logits_BTV.isfinite().all():
-        return Finding("numbers", "all logits are finite")
-    found: list[nn.Module] = []
-
-    def look(module: nn.Module, inputs: object, output: object) -> None:
-        if isinstance(output, Tensor) and not output.isfinite().all():
-            found.append(module)
-
-    hook = register_module_forward_hook(look)
-    model(ids_BT)
-    hook.remove()
-    names = {module: name or "the model" for name, module in model.named_modules()}
-    where = f": they come first from {names[found[0]]}" if found else ""
-    remedy = "look for a row whose scores are all -inf, a division by 0, or a logarithm of 0"
-    return Finding("numbers", f"logits are NaN or infinite{where}", remedy, is_fatal=True)
 
 
 def _check_loss(model: LanguageModel, ids_BT: Tensor) -> Iterator[Finding]:
@@ -173,41 +213,6 @@ def _check_gradients(model: LanguageModel, ids_BT: Tensor) -> Finding:
     return Finding("gradients", text, f"without one: {listed(without, 4)}: use or remove them")
 
 
-def _check_causality(config: Config, model: LanguageModel) -> Finding:
-    most = _affordable(config, model, _FLOP_TO_CHECK)
-    try:
-        leak = find_leak(config, model, most)
-    except LeakUnknownError as error:
-        return Finding("causality", f"unknown: {error.message}", error.hint, is_fatal=True)
-    places = model.block_size - 1
-    some = f" ({most:,} of {places:,} places were tried)" if most < places else ""
-    text = leak or f"logits depend on no later token{some}"
-    return Finding("causality", text, _CAUSAL if leak else "", is_fatal=bool(leak))
-
-
-def _affordable(config: Config, model: LanguageModel, flop: float) -> int:
-    """Return from how many tokens on a text may change, in both modes and with two seeds."""
-    of_text = config.spec.costs(model.vocab_size).forward_flops * model.block_size
-    return max(8, int(flop / (4 * max(of_text, 1))))
-
-
-def check_causal(config: Config, vocab_size: int) -> str:
-    """Return what flows from later tokens to earlier ones in a model with own code; "" if nothing.
-
-    Raises AttnlmError if the model computes no finite logits, or other ones for the same ids.
-    """
-    if not config.spec.codes:
-        return ""
-    model = _built_model(config.spec, vocab_size)
-    ids_1T = _random_ids(model, 1)
-    numbers = _check_finite(model, ids_1T, model(ids_1T))
-    if numbers.is_fatal:
-        raise AttnlmError(numbers.text, numbers.remedy)
-    with keeping_random_state(choose_device("cpu"), config):
-        leak = find_leak(config, model, _affordable(config, model, _FLOP_TO_TRAIN))
-    return f"{leak}; {_CAUSAL}" if leak else ""
-
-
 @torch.inference_mode()
 def _check_contexts(model: LanguageModel) -> Finding:
     lengths = sorted({1, min(2, model.block_size), max(1, model.block_size - 1), model.block_size})
@@ -220,17 +225,6 @@ def _check_contexts(model: LanguageModel) -> Finding:
             remedy = "texts begin with one token: allow any length"
             return Finding("contexts", text, remedy, is_fatal=True)
     return Finding("contexts", f"from 1 to {model.block_size} tokens")
-
-
-def check_opened(config: Config, vocab_size: int) -> Finding:
-    """Return whether a run with own code computes the same when it is opened again."""
-    model = _built_model(config.spec, vocab_size)
-    flatten_parameters(model, config.training)
-    try:
-        check_recorded(config, model, choose_device("cpu"))
-    except AttnlmError as error:
-        return Finding("recorded", error.message, error.hint, is_fatal=True)
-    return Finding("recorded", "a run that is opened again computes the same")
 
 
 def _check_maps(model: LanguageModel, ids_BT: Tensor) -> Finding:

@@ -36,7 +36,7 @@ from attnlm.see.reproduce import ladder_command
 from attnlm.training.schedule import affordable_eval_tokens
 from attnlm.workflows.answers import generate, select_pairs
 from attnlm.workflows.autotune import check_fits, seconds_per_token
-from attnlm.workflows.check_own_code import check_causal, check_opened
+from attnlm.workflows.check_own_code import check_required
 from attnlm.workflows.compare import check_baseline, groups_of, judged
 from attnlm.workflows.match_compute import relative_steps, with_widths
 from attnlm.workflows.train_all import reason_of_failure, train_all
@@ -258,11 +258,10 @@ def _check_rung(rung: str, config: Config, dataset: Dataset) -> None:
         settings = re.sub(r"`(\w+)`", r"\1", error.hint)
         hint = f"{settings}; a rung has its settings in its name, as {rung}:block_size=16"
         raise AttnlmError(f"{rung}: {error.message}", hint) from None
-    if leaks := check_causal(config, dataset.vocab_size):
-        leak, _, remedy = leaks.partition("; ")
-        raise AttnlmError(f"{rung} is not causal: {leak}", remedy)
-    if config.codes and (opened := check_opened(config, dataset.vocab_size)).is_fatal:
-        raise AttnlmError(f"{rung}: {opened.text}", opened.remedy)
+    try:
+        check_required(config, dataset.vocab_size)
+    except AttnlmError as error:
+        raise AttnlmError(f"{rung}: {error.message}", error.hint) from None
 
 
 def _with_steps(

@@ -13,7 +13,6 @@ from torch import nn
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.folders import CHECKPOINT_DIR, DATA_DIR
 from attnlm.base.json_records import record_from_json
-from attnlm.compute.device import choose_device
 from attnlm.config.settings import Config, resolve_new
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.model.inspection import are_close, check_finite, stored_buffers, uninitialised_model
@@ -25,10 +24,8 @@ from attnlm.runs.create_run import create_run
 from attnlm.runs.journal import EvaluationRecord
 from attnlm.runs.records import CheckpointFacts
 from attnlm.runs.run import Run, open_run
-from attnlm.training.optimizer import flatten_parameters
-from attnlm.training.recorded import check_recorded
 from attnlm.training.validation import Evaluation, Split, validation_loss
-from attnlm.workflows.check_own_code import check_causal
+from attnlm.workflows.check_own_code import check_required
 
 _UNKNOWN = {
     "train_loss": None,
@@ -76,7 +73,7 @@ def save_run(
         sum(p.numel() for p in rebuilt.parameters()),
         name=name,
         checkpoint_dir=Path(checkpoint_dir),
-        leaks=check_causal(config, opened.vocab_size),
+        leaks=check_required(config, opened.vocab_size, force=True),
     )
     weights = dict(rebuilt.named_parameters()) | stored_buffers(rebuilt)
     top = min(records, key=lambda record: record.val_loss)
@@ -139,8 +136,6 @@ def _rebuilt_model(model: nn.Module, config: Config, vocab_size: int) -> Languag
             raise AttnlmError(
                 "the model computes something else than its settings say", "pass its `code`"
             )
-    flatten_parameters(rebuilt, config.training)
-    check_recorded(config, rebuilt, choose_device("cpu"))
     return rebuilt
 
 

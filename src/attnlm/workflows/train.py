@@ -32,7 +32,6 @@ from attnlm.runs.run import Run, open_run, run_from_content
 from attnlm.see.curves import CurveDrawer
 from attnlm.see.loggers import LogListener, check_tools
 from attnlm.training.loop import OnStep, fit
-from attnlm.training.own_code_trial import NotCausalError
 from attnlm.training.recorded import check_recorded
 from attnlm.training.schedule import affordable_sample_tokens, budget_end
 from attnlm.training.state import load_or_init_state
@@ -42,7 +41,7 @@ from attnlm.workflows.autotune import (
     complete_config,
     missing_form,
 )
-from attnlm.workflows.check_own_code import check_causal
+from attnlm.workflows.check_own_code import NotCausalError, check_required
 from attnlm.workflows.evaluate import measure_on_whole, take_snapshot
 
 _OF_THE_DEVICE = ("dtype", "compile", "threads")
@@ -190,7 +189,7 @@ def _trained(
     run, processes, training = job.run, call.processes, job.run.config.training
     use_precision(device)
     state = load_or_init_state(run, device, job.is_fresh, processes)
-    if processes.is_main:  # not within the budget: it starts another Python
+    if processes.is_main and not job.is_fresh:  # that of a new run was checked
         check_recorded(run.config, state.model, device)
     ends = None
     if training.budget is not None:
@@ -315,16 +314,14 @@ def _new_job(
 
 
 def refuse_leaks(config: Config, vocab_size: int, force: bool) -> str:
-    """Return how the model's logits depend on later tokens; "" if they don't.
+    """Check own code, and return how its logits depend on later tokens; "" if they don't.
 
-    Raises NotCausalError if they do, unless `force` is True, and LeakUnknownError.
+    Raises as `check_required` does.
     """
-    leaks = check_causal(config, vocab_size)
-    if leaks and not force:
-        leak, _, remedy = leaks.partition("; ")
-        hint = f"{remedy}; or use `force`"
-        raise NotCausalError(f"{config.spec.name} is not causal: {leak}", hint)
-    return leaks
+    try:
+        return check_required(config, vocab_size, force)
+    except NotCausalError as error:
+        raise NotCausalError(error.message, f"{error.hint}; or use `force`") from None
 
 
 @contextlib.contextmanager

@@ -7,14 +7,11 @@ from pathlib import Path
 
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent
-from attnlm.base.own_code import own_traceback
+from attnlm.base.own_code import OwnCodeError, own_traceback
 from attnlm.base.setting_fields import Settings
 from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset
-from attnlm.model.own_parts import OwnOutputError
 from attnlm.runs.run import Run, open_run
-from attnlm.training.own_code_trial import LeakUnknownError, NotCausalError
-from attnlm.training.recorded import NotAsRecordedError
 from attnlm.training.step import StepNotFiniteError
 from attnlm.workflows.train import train
 
@@ -60,9 +57,9 @@ def reason_of_failure(error: Exception, settings: Settings) -> str:
     """
     if (lines := own_traceback(error)) is not None:
         return f"its code raised {lines.splitlines()[-1]}"
-    of_code = NotAsRecordedError | OwnOutputError | NotCausalError | LeakUnknownError
+    kinds = type(error), type(error.__cause__)
     if isinstance(error, AttnlmError) and (
-        isinstance(error, of_code) or StepNotFiniteError in (type(error), type(error.__cause__))
+        isinstance(error, OwnCodeError) or StepNotFiniteError in kinds
     ):
         return error.message
     if isinstance(error, RuntimeError) and resolve({}, settings).codes:  # in the backward pass
