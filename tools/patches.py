@@ -318,11 +318,12 @@ evaluation drops the last window
 if len(last_window) > 1: => if len(last_window) > model.architecture.block_size:
 bits are nats
 loss / math.log(2) / split.bytes_per_token => loss / split.bytes_per_token
+== workflows/check_own_code.py
+a model that sees later tokens is trained like others
+if not force: => if False:
 == workflows/train.py
 a resumed run starts its budget anew
 (1 - state.progress) * training.budget, call.began) => training.budget, call.began)
-a model that sees later tokens is trained like others
-if leaks and not force: => if False:
 """
 
 _CHANGE = re.compile(r"(.*)\n(?:((?!-).*) => (.*)\n|((?:-.*\n)+)((?:\+.*\n)+))")
