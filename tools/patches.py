@@ -132,10 +132,9 @@ an example that spans blocks is divided
 whole, end, rest = rest.rpartition(END) => whole, end, rest = rest, END, ""
 the end of a document at the cut moves to the tail
 (signed >= -64) & (signed != -1) => signed >= -64
-== generation/decoders.py
-the window never moves by half
-else max(1, spec.block_size // 2) => else spec.block_size
 == generation/next_token.py
+the window never moves by half
+else max(1, context // 2) => else context
 temperature is not applied
 logits_BV /= temperature => pass
 a token is chosen by logits that are NaN
@@ -146,7 +145,7 @@ top-p keeps one too few
 ordered_BV.cumsum(-1) - ordered_BV < top_p => ordered_BV.cumsum(-1) < top_p
 a token without probability is drawn
 drawn_B: Ids = (sums_BV > => drawn_B: Ids = (sums_BV >=
-== generation/sampler.py
+== generation/sampling.py
 the text goes on to the last stop text
 return text[: min(stops)] => return text[: max(stops)]
 == model/attention.py

@@ -24,7 +24,7 @@ from attnlm.generation import native_decoder
 from attnlm.generation.module_decoder import ModuleDecoder, decoders_of
 from attnlm.generation.native_decoder import NativeDecoder, NativeModel
 from attnlm.generation.next_token import Ids
-from attnlm.generation.sampler import sampler_of
+from attnlm.generation.sampling import sampler_of
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.language_model import Transformer
 from attnlm.tokens.tokenizer import CharTokenizer
@@ -143,14 +143,6 @@ def test_large_models_use_threads(
     native = native_model(model, library(width))
     for total in (1, 40, 70):
         assert_rows_alike(native, 7, total, total + 1)
-
-
-@pytest.mark.parametrize("largest", [1, 2**24])
-def test_tables_have_a_size_limit(largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_decoder, "_LARGEST_TABLES", largest)
-    model = a_model("multi-head:qkv_bias=true")
-    assert bool(native_model(model, library()).layout.token_table) == (largest > 1)
-    assert_textbook(model, 2, REFILLS, library())
 
 
 @pytest.mark.parametrize("name", EMBEDDED[:12])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,8 @@ import torch
 from attnlm.base.errors import NotFiniteError
 from attnlm.compute.device import Device
 from attnlm.compute.native import native_library
-from attnlm.generation.batch import group_texts
-from attnlm.generation.decoders import BigramTable
 from attnlm.generation.module_decoder import ModuleDecoder, decoders_of
-from attnlm.generation.native_decoder import NativeDecoder
+from attnlm.generation.native_decoder import BigramTable, NativeDecoder
 from attnlm.generation.next_token import (
     Array,
     Ids,
@@ -29,10 +28,10 @@ from attnlm.generation.next_token import (
     uniform_numbers,
     unnormalised_probabilities,
 )
-from attnlm.generation.sampler import Continuation, Sampler, sampler_of
+from attnlm.generation.sampling import Continuation, Sampler, sampler_of
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.architecture import RUNGS
-from attnlm.model.language_model import Bigram, LanguageModel, Transformer
+from attnlm.model.language_model import Bigram, Transformer
 from attnlm.tokens.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer
 from tests.kit import command, on_a_terminal
 from tests.models import V, WithoutCache, small_model, some_ids
@@ -110,16 +109,13 @@ def test_logits_that_are_not_finite_are_refused(wrong: float, temperature: float
 
 
 def test_random_streams_of_samples_are_independent() -> None:
-    two_TB, three_TB, short_TB, delayed_TB = (
-        np.stack([*uniform_numbers(5, range(len(delays)), delays, steps)])
-        for delays, steps in (([0, 0], 5000), ([0, 0, 0], 5000), ([0, 0], 700), ([3, 2000], 5000))
+    two_TB, three_TB, short_TB = (
+        np.stack([*uniform_numbers(5, range(streams), steps)])
+        for streams, steps in ((2, 5000), (3, 5000), (2, 700))
     )
     assert two_TB.shape == (5000, 2) and np.array_equal(two_TB, three_TB[:, :2])
     assert len(set(three_TB.ravel().tolist())) == 3 * 5000
     assert np.array_equal(short_TB, two_TB[:700])
-    for text, delay in enumerate([3, 2000]):
-        assert not delayed_TB[:delay, text].any()
-        assert np.array_equal(delayed_TB[delay:, text], two_TB[:-delay, text])
 
 
 class Uncached(ModuleDecoder):
@@ -129,10 +125,11 @@ class Uncached(ModuleDecoder):
         return super().logits(ids_BS, 0)
 
 
-def plain_tokens(model: LanguageModel, prompt: list[int], config: SamplingConfig) -> list[Any]:
-    sampler = Sampler(model.spec, LETTERS, "cpu", lambda _: Uncached(model, CPU))
-    ids: list[Any] = np.concatenate(list(sampler.generate(prompt, config))).tolist()
-    return ids
+def generated(sampler: Sampler, prompt: list[int], config: SamplingConfig) -> Iterator[list[int]]:
+    """Yield the next ids of all samples, (B,), one token after another."""
+    streams = range(config.num_samples)
+    for ids_B, _ in sampler.generate([prompt for _ in streams], streams, config):
+        yield ids_B.tolist()
 
 
 VARIANTS = (
@@ -151,9 +148,10 @@ def test_fast_tokens_equal_uncached_ones_far_past_the_context(name: str, block_s
     for prompt_length, num_samples in ((1, 3), (BLOCK, 1), (2 * BLOCK + 3, 3)):
         prompt = [int(i) for i in torch.randint(V, (prompt_length,))]
         config = SamplingConfig(tokens=3 * BLOCK, num_samples=num_samples, seed=8)
-        fast = np.concatenate(list(sampler_of(model, LETTERS, CPU).generate(prompt, config)))
-        assert fast.tolist() == plain_tokens(model, prompt, config)
-        assert block_size == 1 or len(set(map(tuple, fast.T.tolist()))) == num_samples
+        plain = Sampler(model.spec, LETTERS, "cpu", lambda _: Uncached(model, CPU))
+        fast = [*generated(sampler_of(model, LETTERS, CPU), prompt, config)]
+        assert fast == [*generated(plain, prompt, config)]
+        assert block_size == 1 or len(set(zip(*fast, strict=True))) == num_samples
 
 
 @pytest.mark.parametrize("rung", ["multi-head", "transformer"])
@@ -161,10 +159,8 @@ def test_the_window_slides_as_documented(rung: str) -> None:
     """Plain recompute, spelled out: the model sees just the tokens from window_start on."""
     model = small_model(rung)
     config = SamplingConfig(tokens=3 * BLOCK, temperature=0, seed=8)
-    blocks = sampler_of(model, LETTERS, CPU).generate([3, 1], config)
-    got = np.concatenate(list(blocks))[:, 0].tolist()
     text, start = [3, 1], 0
-    for token in got:
+    for (token,) in generated(sampler_of(model, LETTERS, CPU), [3, 1], config):
         if len(text) - start > BLOCK:
             start = len(text) - (BLOCK // 2 if rung == "transformer" else BLOCK)
         with torch.no_grad():
@@ -188,7 +184,7 @@ def test_batched_prompts_equal_single_prompts(
 ) -> None:
     """Prompts may come in any order, repeat, and exceed the context."""
     if not native:
-        monkeypatch.setattr("attnlm.generation.decoders.native_library", lambda: None)
+        monkeypatch.setattr("attnlm.generation.native_decoder.native_library", lambda: None)
     model = small_model(name)
     sampler = sampler_of(model.float() if native else model, LETTERS, CPU)
     lengths = (7, 1, 2 * BLOCK + 3, 2, BLOCK, 7, BLOCK + 1, 4)
@@ -205,28 +201,8 @@ def test_batched_prompts_equal_single_prompts(
         assert count == len(together) * config.tokens
         alone = [sampler.samples([prompt], config)[0] for prompt in prompts]
         assert together == [text for texts in alone for text in texts]
-        blocks = sampler.generate(prompts[2], config)
-        assert alone[2] == [LETTERS.decode(ids) for ids in np.concatenate(list(blocks)).T.tolist()]
-
-
-def test_prompts_of_similar_length_are_batched() -> None:
-    prompts = [[0] * length for length in (50, 1, 9, 30, 8, 12, 99, 31)]
-    groups = group_texts(prompts, 40, 8, most=3)
-    assert groups == [[1, 4, 2], [5], [3, 7], [0, 6]]
-    assert group_texts(prompts, 40, 10**6, most=100) == [[1, 4, 2, 5, 3, 7, 0, 6]]
-    assert group_texts([[1]] * 5, 40, 0, most=2) == [[0, 1], [2, 3], [4]]
-
-
-def test_logits_after_the_end_of_a_text_may_be_infinite() -> None:
-    """A text that ends before the others of its batch is continued by token 0."""
-    model = small_model("transformer")
-    assert isinstance(model, Transformer)
-    with torch.no_grad():
-        model.token_embedding.weight[0] = math.nan
-    config = SamplingConfig(tokens=1, temperature=0)
-    for made in (model, model.float()):
-        texts, _ = sampler_of(made, LETTERS, CPU).samples([[1, 2, 3], [1]], config)
-        assert [len(text) for text in texts] == [1, 1] and texts[1] != "A"
+        texts = zip(*generated(sampler, prompts[2], config), strict=True)
+        assert alone[2] == [LETTERS.decode(ids) for ids in texts]
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
@@ -238,8 +214,8 @@ def test_tokens_before_logits_that_are_not_finite_are_made(wrong: float) -> None
         model.position_embedding.weight[4] = wrong
     made: list[Any] = []
     with pytest.raises(NotFiniteError):
-        for block_TB in sampler_of(model, LETTERS, CPU).generate([1, 2], SamplingConfig(tokens=9)):
-            made += block_TB.tolist()
+        for ids in generated(sampler_of(model, LETTERS, CPU), [1, 2], SamplingConfig(tokens=9)):
+            made.append(ids)
     assert len(made) == 3
 
 
@@ -286,7 +262,7 @@ def test_a_text_ends_before_the_first_of_the_stop_texts_in_one_token() -> None:
 @pytest.mark.parametrize("native", [True, False])
 def test_all_decoders_end_at_the_same_token(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not native:
-        monkeypatch.setattr("attnlm.generation.decoders.native_library", lambda: None)
+        monkeypatch.setattr("attnlm.generation.native_decoder.native_library", lambda: None)
     elif native_library() is None:
         pytest.skip("there are no kernels here")
     tokenizer = CharTokenizer("".join(map(chr, range(ord("A"), ord("A") + V))))

@@ -16,7 +16,7 @@ import attnlm
 from attnlm.base.errors import AttnlmError
 from attnlm.compute.device import choose_device
 from attnlm.generation.next_token import normalised, unnormalised_probabilities
-from attnlm.generation.sampler import sampler_of
+from attnlm.generation.sampling import sampler_of
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.language_model import Bigram, LanguageModel, Transformer
 from attnlm.model.layers import LayerNorm, RMSNorm
@@ -161,8 +161,7 @@ def check_greedy(view: Any, number: int, model: LanguageModel) -> list[int]:
     """Compare 200 tokens, far past the context of 13, with `sample`; return them."""
     config = SamplingConfig(tokens=200, temperature=0, seed=1)
     sampler = sampler_of(model.float(), ByteTokenizer(), choose_device("cpu"))
-    blocks = list(sampler.generate([1, 2, 3], config))
-    expected: list[int] = np.concatenate(blocks)[:, 0].tolist()
+    expected = [int(ids_B[0]) for ids_B, _ in sampler.generate([[1, 2, 3]], [0], config)]
     script = "attnlm.models[%d].generate({ids: [1, 2, 3], tokens: 200, temperature: %s})"
     for temperature in ("0", "1e-300"):
         assert view.evaluate(script % (number, temperature)) == expected

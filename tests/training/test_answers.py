@@ -21,8 +21,7 @@ from attnlm.config.settings import resolve
 from attnlm.config.training import TrainingConfig
 from attnlm.data.dataset import Dataset
 from attnlm.data.examples import IGNORED, LONGER, Examples
-from attnlm.generation.question_format import format_of
-from attnlm.generation.sampler import load_sampler
+from attnlm.generation.sampling import load_sampler
 from attnlm.model.language_model import Bigram
 from attnlm.model.loss import LOGITS_AT_ONCE, cross_entropy, linear_cross_entropy
 from attnlm.runs.records import CheckpointFacts
@@ -30,7 +29,7 @@ from attnlm.training.one_layer import one_layer_form
 from attnlm.training.state import TrainingState, initial_state
 from attnlm.training.step import Stepper
 from attnlm.training.validation import Split, right_answers, validation_loss
-from attnlm.workflows.answers import ask, longer_pairs, select_pairs, texts_to_patch
+from attnlm.workflows.answers import ask, format_of, longer_pairs, select_pairs, texts_to_patch
 from tests.kit import command, quick_run
 from tests.models import gradients, needs_kernels, parts_of, small_model
 from tests.tolerances import assert_near

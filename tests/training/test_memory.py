@@ -30,9 +30,9 @@ from attnlm.compute.native import native_library
 from attnlm.config.settings import resolve
 from attnlm.config.variants import variant
 from attnlm.data.dataset import Dataset
-from attnlm.generation import sampler
-from attnlm.generation.decoders import is_fastest_on_cpu
+from attnlm.generation import sampling
 from attnlm.generation.module_decoder import ModuleDecoder, decoders_of
+from attnlm.generation.native_decoder import is_fastest_on_cpu
 from attnlm.model.inspection import parameter_count
 from attnlm.model.loss import LOGITS_AT_ONCE, cross_entropy, linear_cross_entropy
 from attnlm.training import forms, memory
@@ -354,13 +354,13 @@ def test_small_models_generate_text_on_the_cpu(train: Any, monkeypatch: pytest.M
         asked.append(device)
         raise InterruptedError
 
-    monkeypatch.setattr(sampler, "load_model", load)
-    monkeypatch.setattr(sampler, "decoders_from_weights", lambda *_: None)
+    monkeypatch.setattr(sampling, "load_model", load)
+    monkeypatch.setattr(sampling, "decoders_from_weights", lambda *_: None)
     for is_fastest, has_gpu in ((True, True), (False, True), (False, False)):
-        monkeypatch.setattr(sampler, "is_fastest_on_cpu", lambda *_, is_so=is_fastest: is_so)
-        monkeypatch.setattr(sampler, "has_gpu_driver", lambda has_gpu=has_gpu: has_gpu)
+        monkeypatch.setattr(sampling, "is_fastest_on_cpu", lambda *_, is_so=is_fastest: is_so)
+        monkeypatch.setattr(sampling, "has_gpu_driver", lambda has_gpu=has_gpu: has_gpu)
         with pytest.raises(InterruptedError):
-            sampler.load_sampler(run)
+            sampling.load_sampler(run)
     assert asked == ["cpu", "auto", "cpu"]
 
 

@@ -23,8 +23,8 @@ from attnlm.generation.sampling_config import SAMPLING, SamplingConfig, draw_see
 from attnlm.runs.records import NOT_COMPARABLE
 
 if TYPE_CHECKING:
-    from attnlm.generation.question_format import QuestionFormat
-    from attnlm.generation.sampler import Choice, Sampler
+    from attnlm.generation.sampling import Choice, Sampler
+    from attnlm.workflows.answers import QuestionFormat
 
 _QUESTIONS = 10  # asked if there is no prompt
 
@@ -64,8 +64,8 @@ def sample(
     text = _checked(prompt, config, interactive=interactive, json=json, show_probs=show_probs)
     opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir, data_dir=data_dir)
 
-    from attnlm.generation.question_format import format_of
-    from attnlm.generation.sampler import load_sampler
+    from attnlm.generation.sampling import load_sampler
+    from attnlm.workflows.answers import format_of
 
     format = format_of(opened)
     chosen = opened.checkpoint(checkpoint)

@@ -197,9 +197,9 @@ def _say_next_model(model: str, dataset: str | None, folders: Sequence[str]) -> 
 
 
 def _report(run: attnlm.Run, json: bool, quiet: bool) -> None:
-    from attnlm.generation.question_format import format_of
     from attnlm.runs.run import run_summary
     from attnlm.see.curves import verdict
+    from attnlm.workflows.answers import format_of
 
     result = run.result()
     assert result is not None  # it is finished

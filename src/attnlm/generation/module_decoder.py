@@ -1,6 +1,6 @@
 """Decoders of a model in memory: in C where they can be, else the model itself, on any device.
 
-Axes as in decoders.py.
+Axes as in next_token.py.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.compute.device import Device
 from attnlm.compute.native import native_library
 from attnlm.compute.threads import flush_subnormals
-from attnlm.generation.decoders import NewDecoder, decoders_from_weights, is_known
-from attnlm.generation.next_token import Array, Ids
+from attnlm.generation.native_decoder import decoders_from_weights
+from attnlm.generation.next_token import Array, Ids, NewDecoder
 from attnlm.model.attention import LayerCache
 from attnlm.model.inspection import is_as_built
 from attnlm.model.language_model import LanguageModel, without_gradients
-from attnlm.model.spec import own_code_reason
+from attnlm.model.spec import is_ours, own_code_reason
 
 
 def decoders_of(model: LanguageModel, device: Device, on_event: OnEvent = ignore) -> NewDecoder:
@@ -32,7 +32,7 @@ def decoders_of(model: LanguageModel, device: Device, on_event: OnEvent = ignore
     weights = {name: p.detach() for name, p in model.named_parameters()}
     is_single = all(weight.dtype == torch.float32 for weight in weights.values())
     if (device.name, device.dtype) == ("cpu", "float32") and is_single:
-        if is_known(model.spec) and is_as_built(model):
+        if is_ours(model.spec) and is_as_built(model):
             arrays = {name: weight.numpy() for name, weight in weights.items()}
             made = decoders_from_weights(model.spec, model.vocab_size, lambda: arrays)
             if made is not None:

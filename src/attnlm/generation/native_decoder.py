@@ -1,4 +1,4 @@
-"""The decoder in compute/native/decoding.c: the layout of a model's weights, and its memory.
+"""Decoders of our models made of NumPy arrays: a bigram's table, and compute/native/decoding.c.
 
 Axes: B samples, S tokens of the window, C embed_dim, H heads, K key and value heads, D head size,
 V vocabulary, L layers.
@@ -10,16 +10,18 @@ import ctypes
 import functools
 import mmap
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
+from attnlm.compute.native import native_library
 from attnlm.compute.native.structs import MLPS, NORMS, CBlock, CLinear, CMemory, CModel
 from attnlm.compute.threads import cores
-from attnlm.generation.next_token import Ids
+from attnlm.generation.next_token import Array, Ids, NewDecoder
 from attnlm.model.architecture import Architecture
 from attnlm.model.rotary import rotary_angles
+from attnlm.model.spec import ModelSpec, is_ours
 
 _Floats = NDArray[np.float32]
 Weights = Mapping[str, _Floats]
@@ -38,8 +40,45 @@ _LARGE_MODEL = 2**23
 cache, so that threads which share each token save time."""
 _LARGEST_SMALL = 2**20
 """Memory for as many numbers, 4 MB, is taken in large pages."""
-_LARGEST_TABLES = 2**24
-"""The most numbers in the result of `_tables`; larger tables are not made."""
+_MOST_ON_CPU = 30_000_000
+"""The most weights with which the decoder in C generates a text faster than a GPU, which waits at
+each token for the launches of its kernels (docs/speed.md)."""
+
+
+def decoders_from_weights(
+    spec: ModelSpec, vocab_size: int, read_weights: Callable[[], Weights]
+) -> NewDecoder | None:
+    """Return decoders, in NumPy or in C, of a model of ours that has these weights, in float32;
+    None if there are no kernels."""
+    assert is_ours(spec)
+    if not spec.width:
+        table_VV = read_weights()["table.weight"]
+        return lambda _: BigramTable(table_VV)
+    if (library := native_library()) is None:
+        return None
+    model = NativeModel(spec, vocab_size, read_weights(), library)
+    return lambda texts: NativeDecoder(model, texts)
+
+
+def is_fastest_on_cpu(spec: ModelSpec, vocab_size: int) -> bool:
+    """Return True if a CPU generates text faster than a GPU."""
+    if not is_ours(spec):
+        return False
+    costs = spec.costs(vocab_size)
+    is_small = native_library() is not None and costs.multiplied_weights < _MOST_ON_CPU
+    return is_small or not costs.width
+
+
+class BigramTable:
+    """The decoder of a bigram: the row of a token has the logits of the next token."""
+
+    def __init__(self, table_VV: Array) -> None:
+        self._table_VV = table_VV
+
+    def logits(self, ids_BS: Ids, known: int) -> Array:
+        """Return the next token's logits, (B, V)."""
+        rows: Array = self._table_VV[ids_BS[:, -1]]
+        return rows
 
 
 class NativeModel:
@@ -94,7 +133,6 @@ class NativeModel:
             last_norm=_norm_arrays(_with_prefix(weights, "norm."), a.lm_head_inputs),
             lm_head=lm_head,
             **positions,
-            **_tables(a, weights, vocab_size),
         )
 
 
@@ -168,9 +206,6 @@ class NativeDecoder:
         return self._logits_BV
 
 
-_QKV = tuple(f"attention.{name}" for name in ("query", "key", "value"))
-
-
 def _c_block(a: Architecture, size: int, weights: Weights) -> CBlock:
     """Return a block with the given weights; `size` is the width of a head."""
     # A scale of 0 makes all scores 0 and all weights equal.
@@ -184,33 +219,11 @@ def _c_block(a: Architecture, size: int, weights: Weights) -> CBlock:
         mlp_norm=_norm_arrays(_with_prefix(weights, "mlp_norm."), a.width),
         query_gains=weights.get("attention.query_norm.gain", ones) * np.float32(scale),
         key_gains=None if are_keys_unchanged else key_gains,
-        qkv=_linear_layer(weights, *_QKV),
+        qkv=_linear_layer(weights, "attention.query", "attention.key", "attention.value"),
         projection=_linear_layer(weights, "attention.projection"),
         up=_linear_layer(weights, *gate, "mlp.up"),
         down=_linear_layer(weights, "mlp.down"),
     )
-
-
-def _tables(a: Architecture, weights: Weights, vocab_size: int) -> dict[str, _Floats]:
-    """Return tables of We for every token and Wp for every position, or {} for some models.
-
-    Queries, keys and values are W(e + p) = We + Wp, with weights W; e and p are the embeddings
-    of a token and its position. When the context slides, all tokens change their positions. Rows of
-    the tables are then added, instead of computing W(e + p) again. The result is {} if the context
-    does not slide, if there is a norm, or if tables are too large.
-    """
-    if not a.slides or a.norm != "none" or a.attention != "softmax":
-        return {}
-    maps = _with_prefix(weights, "blocks.0.")
-    bias_N = _concatenated(maps, "bias", *_QKV)
-    if (vocab_size + a.block_size) * len(bias_N) > _LARGEST_TABLES:
-        return {}
-    weight_NC = _concatenated(maps, "weight", *_QKV)
-    tokens_VN = weights["token_embedding.weight"] @ weight_NC.T + bias_N
-    positions_SN = np.zeros((a.block_size, len(bias_N)), np.float32)
-    if a.positions == "learned":
-        positions_SN = weights["position_embedding.weight"] @ weight_NC.T
-    return {"token_table": tokens_VN, "position_table": positions_SN}
 
 
 def _rounded_to_panels(size: int) -> int:

@@ -1,22 +1,73 @@
-"""The choice of the next token from the logits: temperature, top-k, top-p, and the draw.
+"""The generation of tokens: logits of a decoder → temperature, top-k, top-p → a draw.
 
-NumPy's warnings should be off: logits may be infinite.
+Axes: B texts, S tokens of the window that the model sees, V vocabulary.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnlm.base.errors import NotFiniteError
+from attnlm.generation.sampling_config import SamplingConfig
+from attnlm.model.spec import ModelSpec
 
 Array = NDArray[Any]
 Ids = NDArray[np.int64]
 Probabilities = NDArray[np.float64]
+
+_RANDOM_AT_ONCE = 2**16
+"""Random numbers that are drawn together: a call costs more than a number."""
+
+
+class Decoder(Protocol):
+    """A model that computes the windows of a fixed number of texts."""
+
+    def logits(self, ids_BS: Ids, known: int) -> Array:
+        """Return the next token's logits, (B, V); the next call may use their memory again.
+
+        The window before had the first `known` tokens of the window `ids_BS`. All decoders give the
+        logits of the model's forward pass up to rounding.
+        """
+
+
+NewDecoder = Callable[[int], Decoder]
+"""A function that makes a decoder for a number of texts."""
+
+
+def draw_tokens(
+    decoder: Decoder,
+    ids_BS: Ids,
+    streams: Sequence[int],
+    config: SamplingConfig,
+    spec: ModelSpec,
+) -> Iterator[tuple[Ids, Probabilities]]:
+    """Draw `config.tokens` tokens that continue each text; yield them one by one.
+
+    Each time, yield the ids (B,) and the unnormalised probabilities from which they were drawn,
+    (B, V). `streams` has the number of each text's stream of random numbers. A window that exceeds
+    the context slides by one token or, if the context does not slide, keeps its newer half: the
+    cache is then filled again once and serves for many tokens. Raises NotFiniteError for logits
+    that are NaN or infinite.
+    """
+    context = spec.block_size
+    kept = context if spec.slides else max(1, context // 2)
+    ids_BS, known = ids_BS[:, -context:], 0
+    for uniforms_B in uniform_numbers(config.seed, streams, config.tokens):
+        if ids_BS.shape[1] > context:
+            ids_BS, known = ids_BS[:, -kept:], 0
+        with np.errstate(all="ignore"):  # logits may be infinite
+            p_BV = unnormalised_probabilities(
+                decoder.logits(ids_BS, known), config.temperature, config.top_k, config.top_p
+            )
+            next_B = draw(p_BV, uniforms_B)
+        known = ids_BS.shape[1]
+        ids_BS = np.concatenate((ids_BS, next_B[:, None]), 1)
+        yield next_B, p_BV
 
 
 def unnormalised_probabilities(
@@ -83,20 +134,13 @@ def draw(p_BV: Probabilities, uniforms_B: Probabilities) -> Ids:
     return drawn_B
 
 
-def uniform_numbers(
-    seed: int, samples: Iterable[int], delays: Sequence[int], steps: int
-) -> Iterator[Probabilities]:
-    """Yield random numbers in [0, 1) for a number of steps, (B,), one of each sample's stream.
+def uniform_numbers(seed: int, streams: Sequence[int], steps: int) -> Iterator[Probabilities]:
+    """Yield random numbers in [0, 1) for a number of steps, (B,), one of each stream.
 
-    A stream is determined by (seed, sample). It begins with as many zeros as its delay.
+    A stream is determined by (seed, number of the stream).
     """
-    keys = [np.random.SeedSequence([seed, sample]) for sample in samples]
-    streams = [np.random.Generator(np.random.Philox(key)) for key in keys]
-    # Each call draws many numbers, since a call costs more than a number.
-    most = 2**16 // max(64, len(streams))
+    keys = [np.random.SeedSequence([seed, stream]) for stream in streams]
+    generators = [np.random.Generator(np.random.Philox(key)) for key in keys]
+    most = _RANDOM_AT_ONCE // max(64, len(streams))
     for first in range(0, steps, most):
-        numbers_TB = np.zeros((min(most, steps - first), len(streams)))
-        for text, (stream, delay) in enumerate(zip(streams, delays, strict=True)):
-            column = numbers_TB[max(0, delay - first) :, text]
-            column[:] = stream.random(len(column))
-        yield from numbers_TB
+        yield from np.stack([g.random(min(most, steps - first)) for g in generators], 1)

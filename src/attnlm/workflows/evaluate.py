@@ -16,8 +16,8 @@ from attnlm.base.events import Note, OnEvent
 from attnlm.compute.device import Device, choose_device, use_precision
 from attnlm.compute.threads import torch_settings_restored
 from attnlm.data.dataset import Dataset, ids_at, open_dataset
-from attnlm.generation.decoders import is_fastest_on_cpu
-from attnlm.generation.sampler import sampler_of
+from attnlm.generation.native_decoder import is_fastest_on_cpu
+from attnlm.generation.sampling import sampler_of
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.layers import evaluating

@@ -25,7 +25,6 @@ from attnlm.compute.device import choose_device
 from attnlm.config.settings import Config, check_setting, resolve
 from attnlm.config.variants import named_codes
 from attnlm.data.dataset import Dataset, open_dataset
-from attnlm.generation.question_format import QuestionFormat
 from attnlm.generation.sampling import sample
 from attnlm.generation.sampling_config import draw_seed
 from attnlm.runs.ladder_plan import RECORD, REPAIR, LadderPlan, read_plan
@@ -34,7 +33,7 @@ from attnlm.runs.run import Run, open_recorded
 from attnlm.see.comparison import Comparison, Group
 from attnlm.see.reproduce import ladder_command
 from attnlm.training.schedule import affordable_eval_tokens
-from attnlm.workflows.answers import generate, select_pairs
+from attnlm.workflows.answers import QuestionFormat, generate, select_pairs
 from attnlm.workflows.autotune import check_fits, seconds_per_token
 from attnlm.workflows.check_own_code import check_required
 from attnlm.workflows.compare import check_baseline, groups_of, judged

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 import attnlm
-from attnlm.generation.question_format import QuestionFormat, format_of
-from attnlm.generation.sampler import load_sampler
-from attnlm.workflows.answers import select_pairs
+from attnlm.generation.sampling import load_sampler
+from attnlm.workflows.answers import QuestionFormat, format_of, select_pairs
 
 ENDS = ("", "\n", "\n\n", "\r", "\r\n", " ", "\u2028", "=", "<|endoftext|", "\x02")
 QUESTIONS = [f"{a}which {i}{b}" for i, (a, b) in enumerate(itertools.product(ENDS, ENDS))]
@@ -35,11 +34,11 @@ def test_a_question_is_asked_with_the_ids_of_its_training(tokenizer: str, tmp_pa
     sampler, format = load_sampler(run), format_of(run)
     assert format is not None and dataset.val_examples is not None
     pairs = select_pairs(dataset)
-    asked = sampler.encode_prompts([format.prompt(question) for question, _ in pairs])
     examples = dataset.val_examples
-    for number, ids in enumerate(asked):
+    for number, pair in enumerate(pairs):
+        ids = sampler.prompt_ids(format.prompt(pair[0]))
         place = slice(examples.starts[number], examples.ends[number])
-        assert ids == dataset.val[place][~examples.is_answer[place]].tolist(), pairs[number]
+        assert ids == dataset.val[place][~examples.is_answer[place]].tolist(), pair
     assert {question for question, _ in pairs} < set(QUESTIONS)
 
 
