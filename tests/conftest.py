@@ -60,7 +60,7 @@ def _quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setattr(os, "fsync", lambda descriptor: None)
         patch.setattr("attnlm.see.curves.draw_run", lambda run, path: path.touch())
         patch.setattr("attnlm.see.comparison.panels_picture", lambda *_: b"")
-        patch.setattr("attnlm.training.schedule._SAMPLED_TOKENS", 8)
+        patch.setattr("attnlm.workflows.evaluate._SAMPLED_TOKENS", 8)
         patch.setattr("attnlm.see.head_scores._SNAPSHOT_TOKENS", 24)
         yield
 
@@ -68,7 +68,7 @@ def _quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture
 def whole_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Snapshots as users get them: 80 sampled tokens, and scores from 256."""
-    monkeypatch.setattr("attnlm.training.schedule._SAMPLED_TOKENS", 80)
+    monkeypatch.setattr("attnlm.workflows.evaluate._SAMPLED_TOKENS", 80)
     monkeypatch.setattr("attnlm.see.head_scores._SNAPSHOT_TOKENS", 256)
 
 

@@ -308,13 +308,13 @@ questions count in the loss of a task
 only_answers=training.loss_on == "answers", => only_answers=False,
 == training/validation.py
 answers behind the first wrong token count
-~is_answer[:, 1:]).all(1) => ~is_answer[:, 1:]).any(1)
+(targets == IGNORED)).all(1) => (targets == IGNORED)).any(1)
 each process has its own validation loss
-processes.all_reduce(numbers) => pass
+processes.all_reduce(torch.from_numpy(numbers)) => pass
 an evaluation goes on after a signal
 if stop.has_come: => if False:
 evaluation drops the last window
-if len(last_window) > 1: => if len(last_window) > model.architecture.block_size:
+if is_whole and len(tokens) > => if False and len(tokens) >
 bits are nats
 loss / math.log(2) / split.bytes_per_token => loss / split.bytes_per_token
 == workflows/check_own_code.py

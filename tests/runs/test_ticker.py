@@ -130,7 +130,7 @@ def test_the_ticker_does_not_change_training(
     size = parts_of(heard.config)
     maps = np.zeros((size.layers, size.heads, 1, 1), np.float32)
 
-    def silent(dataset: object, tokens: int, step: int, *_: object) -> tuple[Snapshot, list[str]]:
+    def silent(dataset: object, step: int, *_: object) -> tuple[Snapshot, list[str]]:
         return Snapshot(step, "", maps), ["a"]
 
     monkeypatch.setattr(launch, "take_snapshot", silent)
@@ -151,7 +151,7 @@ def test_the_ticker_ignores_weights_that_are_not_finite(
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.fill_(number)
-        snapshot, _ = take_snapshot(attnlm.open_dataset(data / "fruits-char"), 80, 1, model, CPU)
+        snapshot, _ = take_snapshot(attnlm.open_dataset(data / "fruits-char"), 1, model, CPU)
         assert snapshot.step == 1
 
 

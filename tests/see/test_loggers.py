@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 import sys
 from collections.abc import Mapping
 from functools import partial
@@ -18,7 +17,7 @@ from attnlm import Dataset, Note, Run
 from attnlm.base import files
 from attnlm.cli.event_printer import Display
 from attnlm.see import loggers, pictures
-from attnlm.training import schedule
+from attnlm.training import loop
 from attnlm.training.schedule import learning_rate
 from tests.kit import command, fails, quick_run
 
@@ -28,8 +27,7 @@ train = partial(quick_run, model="single-head", steps=6, eval_every=3)
 @pytest.fixture(autouse=True)
 def _reports(monkeypatch: pytest.MonkeyPatch) -> None:
     """Train with reports at every step."""
-    monkeypatch.setattr(schedule, "_SECONDS_BETWEEN_REPORTS", 0.0)
-    monkeypatch.setattr(schedule, "_REPORT_FRACTION", math.inf)
+    monkeypatch.setattr(loop, "_SECONDS_BETWEEN_REPORTS", 0.0)
 
 
 class Kept:

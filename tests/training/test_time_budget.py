@@ -31,7 +31,6 @@ from attnlm.training.events import Stepped
 from attnlm.training.schedule import (
     MOST_TOKENS,
     affordable_eval_tokens,
-    affordable_sample_tokens,
     budget_end,
     learning_rate,
 )
@@ -147,20 +146,16 @@ def test_evaluations_that_take_long_are_fewer(
     assert 3 <= len(run.metrics()) <= 5
 
 
-def test_evaluations_use_the_affordable_part_of_the_split(
-    timed: Any, paced: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("costly")
+def test_a_budget_s_evaluations_use_a_hundredth_of_it(
+    timed: Any, paced: Any, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = paced(constant(0.5))
-
-    def slow(*about: Any) -> Any:
-        found = validation_loss(*about)
-        clock.advance(found.tokens / 100)  # tokens a second
-        return found
-
-    monkeypatch.setattr(loop, "validation_loss", slow)
-    monkeypatch.setattr("attnlm.training.schedule._FEWEST_TOKENS", 16)
+    paced(constant(0.5))
+    vocab_size = dataset.vocab_size
+    forward = resolve(SMALL).spec.costs(vocab_size).forward_flops + 200 * vocab_size
+    monkeypatch.setattr(schedules, "_OPERATIONS_PER_SECOND", 100 * forward)  # 100 tokens a second
     run = timed()
-    assert run.config.training.eval_tokens == 96  # a hundredth of the time, in whole windows
+    assert run.config.training.eval_tokens == 96  # in whole windows
     assert {record["evaluated_tokens"] for record in run.metrics()} == {96}
     asked = timed(eval_tokens=24, eval_every=30)
     assert {record["evaluated_tokens"] for record in asked.metrics()} == {24}
@@ -212,7 +207,6 @@ def test_processes_follow_the_clock_of_rank_0(dataset: Dataset, tmp_path: Path) 
     assert last["step"] == run.config.training.steps
     # A busy machine may make two steps only: the rate falls from the first to the last.
     assert last["learning_rate"] < run.config.training.learning_rate
-    assert run.config.training.eval_tokens is not None
 
 
 def test_a_command_s_time_begins_with_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,13 +227,10 @@ SHAKESPEARE = {"vocab_size": 65, "val_tokens": 111_540}
 
 @pytest.fixture
 def costly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine on which nothing is cheap by itself, and few tokens are enough."""
+    """A machine on which nothing is cheap by itself."""
     monkeypatch.setattr(schedules, "_CHEAP", 0.0)
-    monkeypatch.setattr(schedules, "_FREE", 0.0)
-    monkeypatch.setattr(schedules, "_FEWEST_TOKENS", 16)
 
 
-@pytest.mark.usefixtures("whole_snapshots")
 @pytest.mark.parametrize(
     "config",
     [
@@ -247,25 +238,22 @@ def costly(monkeypatch: pytest.MonkeyPatch) -> None:
         *(resolve({}, load_sizes(name)[0]) for name in recipe_names() if name not in UNLIKE),
     ],
 )
-def test_a_megabyte_of_characters_is_evaluated_whole_and_sampled_in_full(config: Any) -> None:
+def test_a_megabyte_of_characters_is_evaluated_whole(config: Any) -> None:
     assert affordable_eval_tokens(config, **SHAKESPEARE) is None
-    assert affordable_sample_tokens(config, 65) == 80
 
 
-@pytest.mark.usefixtures("whole_snapshots")
 def test_expensive_evaluations_use_a_part_of_the_split() -> None:
     few = resolve({"steps": 30})
-    tokens = affordable_eval_tokens(few, 50_257, 150_000)
     # A tenth of three steps of 32 × 64 tokens is too few, and 1.2e11 operations are cheap.
-    assert tokens == 7232 and 8 <= affordable_sample_tokens(few, 50_257) < 80
+    assert affordable_eval_tokens(few, 50_257, 150_000) == 7232
     more = resolve({"steps": 3000})
     assert affordable_eval_tokens(more, 50_257, 300_000) == 300 * 32 * 64 * 3 // 10 // 64 * 64
     assert affordable_eval_tokens(more, 50_257, 150_000) is None
     assert affordable_eval_tokens(few, 50_257, 1500) is None
-    brief = resolve({"model": "transformer", "steps": 20})
-    assert affordable_eval_tokens(brief, **SHAKESPEARE) == 20_992  # 2e10 operations
+    hour = resolve({"budget": 3600.0})  # a hundredth of it, at 1e11 operations a second
+    assert affordable_eval_tokens(hour, 50_257, 300_000) == 217_792
     gpt2: dict[str, Any] = {"model": "gpt2", "embed_dim": 768, "layers": 12, "heads": 12}
-    assert affordable_eval_tokens(resolve({**gpt2, "steps": 20}), 50_257, 40_000) == 2048
+    assert affordable_eval_tokens(resolve({**gpt2, "steps": 20}), 50_257, 40_000) == 1152
     large = resolve({"steps": 10**6})
     assert affordable_eval_tokens(large, 50_257, 10 * MOST_TOKENS) is None  # its cap
 
@@ -312,7 +300,7 @@ def test_partial_losses_are_labelled_and_the_last_loss_is_complete(
 @pytest.mark.usefixtures("costly")
 def test_the_last_loss_is_partial_if_the_split_is_too_large(train: Any, dataset: Dataset) -> None:
     run = train(steps=6, eval_every=1, block_size=8)
-    part = f"16 of {dataset.val_tokens:,} tokens"
+    part = f"8 of {dataset.val_tokens:,} tokens"
     assert run.evaluated_part == part and run.whole() == {}
     runs = run.path.parent
     (entry,) = attnlm.list_runs(runs)

@@ -27,7 +27,7 @@ from attnlm.compute.device import choose_device
 from attnlm.compute.threads import threads_of_torch
 from attnlm.data.dataset import Dataset
 from attnlm.runs.checkpoint import save_checkpoint
-from attnlm.training import schedule
+from attnlm.training import loop
 from attnlm.training.events import Evaluated, Finished, Started, Stepped
 from attnlm.training.optimizer import Optimizer
 from attnlm.training.state import load_or_init_state
@@ -43,8 +43,7 @@ BLOCKS = "transformer:layers=2:heads=2:embed_dim=16:dropout=0.3"
 def test_a_run_records_and_reports_its_losses_and_steps(
     train: Any, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schedule, "_SECONDS_BETWEEN_REPORTS", 0.0)
-    monkeypatch.setattr(schedule, "_REPORT_FRACTION", math.inf)
+    monkeypatch.setattr(loop, "_SECONDS_BETWEEN_REPORTS", 0.0)
     losses: dict[int, float] = {}
     events: list[object] = []
     run = train(

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 from torch import Tensor
 
-from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent
-from attnlm.base.files import suggest_remedy
+from attnlm.base.files import explaining_os_errors
 from attnlm.base.folders import resume_command
 from attnlm.base.signals import Interrupted
 from attnlm.compute.device import Device
@@ -27,7 +26,7 @@ from attnlm.training.events import Evaluated, Finished, Started, Stepped
 from attnlm.training.memory import estimate_memory
 from attnlm.training.random_state import keeping_random_state
 from attnlm.training.recorded import check_recorded
-from attnlm.training.schedule import Schedule, affordable_tokens_of_budget
+from attnlm.training.schedule import Schedule
 from attnlm.training.state import TrainingState, save_state
 from attnlm.training.step import StepNotFiniteError, Stepper
 from attnlm.training.validation import Evaluation, Split, right_answers, validation_loss
@@ -40,6 +39,7 @@ TakeSnapshot = Callable[[int, LanguageModel, Device], tuple[Snapshot, list[str]]
 _MOST_ANSWERS = 500
 """The most examples whose answers are computed at each evaluation."""
 _FEWEST_ANSWERS = 20
+_SECONDS_BETWEEN_REPORTS = 0.1
 
 
 def fit(
@@ -69,9 +69,8 @@ def fit(
             with schedule.paused():
                 on_event(event)
 
-        with stepper.stop.listening(), _explaining_not_finite_errors(run, state):
-            run = _with_eval_tokens(run, dataset, stepper)
-            schedule.config = run.config
+        report_due = time.perf_counter() + _SECONDS_BETWEEN_REPORTS
+        with stepper.stop.listening():
             memory = estimate_memory(run.config, run.vocab_size, state.device.name)
             tell(Started(run, state.device, state.step, memory.total))
             if stepper.note:
@@ -97,8 +96,9 @@ def fit(
                         run = _record(run, stepper, micro_batch_size=fitting)
                         words = f"`micro_batch_size` {fitting} is used from now on"
                         tell(Note(f"memory ran out: {words}"))
-                    if processes.is_main and time.perf_counter() >= schedule.report_due:
+                    if processes.is_main and time.perf_counter() >= report_due:
                         tell(_progress(stepper, schedule, loss))
+                        report_due = time.perf_counter() + _SECONDS_BETWEEN_REPORTS
                     if on_step is not None:
                         with schedule.paused():
                             on_step(state.step, loss)
@@ -121,10 +121,9 @@ def _with_steps(run: Run, stepper: Stepper) -> Run:
 
 def _progress(stepper: Stepper, schedule: Schedule, loss: Tensor) -> Stepped:
     """Return the report of the newest step. Raises StepNotFiniteError."""
-    began = time.perf_counter()
     stepper.check_loss()
     norm = stepper.state.optimizer.norm()
-    report = Stepped(
+    return Stepped(
         step=stepper.state.step,
         loss=loss.item(),
         tokens_per_second=schedule.tokens_per_second(),
@@ -133,8 +132,6 @@ def _progress(stepper: Stepper, schedule: Schedule, loss: Tensor) -> Stepped:
         learning_rate=schedule.learning_rate,
         steps=round(schedule.steps),
     )
-    schedule.reported(began)
-    return report
 
 
 # --- Evaluations ----------------------------------------------------------------------------------
@@ -158,7 +155,7 @@ def _evaluate_and_save(
     evaluation = _evaluate(stepper, dataset, training.eval_tokens)
     validation_seconds = time.perf_counter() - validation_began
     if not math.isfinite(evaluation.loss):
-        raise StepNotFiniteError(state.step, state.step)
+        raise StepNotFiniteError(state.step, state.step, training)
     taken = None
     if stepper.processes.is_main:
         taken = take_snapshot(state.step, state.model, state.device)
@@ -180,7 +177,7 @@ def _evaluate_and_save(
         tokens_per_second=speed,
     )
     if taken is not None:
-        with _explaining_write_errors(run, state):
+        with _writing(run, state):
             run.append_evaluations(record)
             run.append_snapshot(*taken)
             save_state(run, state, evaluation.loss if improved else None)
@@ -208,21 +205,6 @@ def _evaluate(stepper: Stepper, dataset: Dataset, most: int | None) -> Evaluatio
     return replace(evaluation, accuracy=float(is_right.mean()))
 
 
-def _with_eval_tokens(run: Run, dataset: Dataset, stepper: Stepper) -> Run:
-    """Choose, by the speed of an evaluation, how many tokens a run with a budget evaluates."""
-    training = run.config.training
-    if training.budget is None or training.eval_tokens is not None:
-        return run
-    in_budget = 0.0
-    for _ in range(2):  # the first evaluation is slower than others
-        fewest = affordable_tokens_of_budget(run.config, 0.0, dataset.val_tokens)
-        began = time.perf_counter()
-        evaluation = _evaluate(stepper, dataset, fewest)
-        in_budget = training.budget * evaluation.tokens / (time.perf_counter() - began)
-    tokens = affordable_tokens_of_budget(run.config, in_budget, dataset.val_tokens)
-    return _record(run, stepper, eval_tokens=stepper.processes.broadcast_object(tokens))
-
-
 # --- Files ----------------------------------------------------------------------------------------
 
 
@@ -230,7 +212,7 @@ def _record(run: Run, stepper: Stepper, **settings: int | None) -> Run:
     """Return the run with settings that were chosen during the training; rank 0 saves them."""
     run = replace(run, config=run.config.with_training(**settings))
     if stepper.processes.is_main:
-        with _explaining_write_errors(run, stepper.state):
+        with _writing(run, stepper.state):
             run.save_config()
     return run
 
@@ -239,7 +221,7 @@ def _keep_weights(run: Run, stepper: Stepper) -> None:
     """Keep the weights of this step, if `keep_every` says so."""
     keep_every, step = run.config.training.keep_every, stepper.state.step
     if keep_every is not None and step % keep_every == 0 and stepper.processes.is_main:
-        with _explaining_write_errors(run, stepper.state):
+        with _writing(run, stepper.state):
             facts = CheckpointFacts(step=step).content()
             save_checkpoint(run.kept(step), stepper.state.optimizer.weights(), facts)
 
@@ -249,7 +231,7 @@ def _add_snapshot(run: Run, stepper: Stepper, take_snapshot: TakeSnapshot) -> No
     state = stepper.state
     if stepper.processes.is_main:
         snapshot_and_passage = take_snapshot(state.step, state.model, state.device)
-        with _explaining_write_errors(run, state):
+        with _writing(run, state):
             run.append_snapshot(*snapshot_and_passage)
 
 
@@ -265,7 +247,7 @@ def _save_when_stopped(run: Run, stepper: Stepper, seconds: float, error: BaseEx
             raise Interrupted(stepper.stop.signum) from None
     elif stepper.has_stepped and processes.is_main:
         state.loss_sum = stepper.read_loss_sum()
-        with _explaining_write_errors(run, state):
+        with _writing(run, state):
             save_state(run, state)
             replace(run, stopped_after=round(seconds, 3)).save_config()
     elif stepper.has_stepped:
@@ -274,34 +256,9 @@ def _save_when_stopped(run: Run, stepper: Stepper, seconds: float, error: BaseEx
             processes.broadcast_object(None)
 
 
-@contextlib.contextmanager
-def _explaining_write_errors(run: Run, state: TrainingState) -> Iterator[None]:
-    """Convert an OSError from writing the run to AttnlmError, which says what is saved."""
-    try:
-        yield
-    except OSError as error:
-        again = "train it again" if state.saved_step is None else resume_command(run.path)
-        raise AttnlmError(
-            f"cannot write {error.filename or run.path}: {error.strerror or error}",
-            f"{suggest_remedy(error)}, then: {again}; {_saved_in_words(run, state)}",
-        ) from error
-
-
-@contextlib.contextmanager
-def _explaining_not_finite_errors(run: Run, state: TrainingState) -> Iterator[None]:
-    """Convert StepNotFiniteError to AttnlmError, which says what is saved."""
-    try:
-        yield
-    except StepNotFiniteError as error:
-        training = run.config.training
-        hint = f"lower `learning_rate` {training.learning_rate:g}"
-        if training.gradient_clip is None:
-            hint += " or add `gradient_clip` 1"
-        raise AttnlmError(error.message, f"{hint}; {_saved_in_words(run, state)}") from error
-
-
-def _saved_in_words(run: Run, state: TrainingState) -> str:
-    """Return a clause that says which step of the run is saved."""
-    if state.saved_step is None:
-        return "the run has no checkpoint yet"
-    return f"{run.last} has step {state.saved_step}"
+def _writing(run: Run, state: TrainingState) -> contextlib.AbstractContextManager[None]:
+    """Return a context that turns an OSError into AttnlmError, which says what is saved."""
+    again = "train it again"
+    if state.saved_step is not None:
+        again = f"{resume_command(run.path)}; {run.last} has step {state.saved_step}"
+    return explaining_os_errors(run.path, f", then: {again}")

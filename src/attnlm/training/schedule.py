@@ -1,9 +1,8 @@
 """The schedule of a run: its learning rate, when it evaluates and ends, and how much is evaluated.
 
-A run follows its steps or, within a budget, the clock. How many tokens an evaluation and a sample
-use is counted in floating-point operations and follows from the configuration alone, so that the
-same run makes the same choices on any machine, even a busy one. Runs with a budget are an
-exception: they evaluate as many tokens as their measured speed allows.
+A run follows its steps or, within a budget, the clock. How much is evaluated is counted in
+floating-point operations and follows from the configuration alone, so that the same run makes the
+same choices on any machine, even a busy one.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from collections.abc import Iterator
 from attnlm.compute.processes import ALONE, Processes
 from attnlm.config.settings import Config
 from attnlm.config.training import TrainingConfig
-from attnlm.model.spec import ModelSpec
 from attnlm.runs.journal import EARLY_STEPS
 from attnlm.training.state import TrainingState
 
@@ -52,69 +50,32 @@ def learning_rate(step: int, config: TrainingConfig, steps: float | None = None)
 
 # --- How much is evaluated ------------------------------------------------------------------------
 
-# The fractions of the training between two evaluations that an evaluation and its sample may cost.
-# A cheap evaluation, of about a second, may cost half of it, and either may always cost _FREE.
-_EVALUATION_SHARE, _CHEAP_SHARE, _SAMPLE_SHARE = 0.1, 0.5, 0.05
-_CHEAP, _FREE = 1.2e11, 2e10  # operations
-# A loss over fewer tokens is too noisy.
-_FEWEST_TOKENS = 2**11
-_SAMPLED_TOKENS = 80
-_FEWEST_SAMPLED = 8
+# The largest fraction of the training between two evaluations that an evaluation costs. In a run of
+# steps, about a second of two cores, _CHEAP operations, is always allowed.
+_EVALUATION_SHARE = 0.1
+_CHEAP = 1.2e11
+_OPERATIONS_PER_SECOND = 1e11
+"""An assumed speed, at which a budget is counted in operations."""
 # Operations for the softmax of a logit, its memory traffic included.
 _PER_LOGIT = 200.0
-# Sampling a token costs as much as this many tokens of a batch, since it reads all weights. Each
-# layer's calls add this many operations.
-_TIMES_SLOWER_ALONE = 20.0
-_PER_LAYER_ALONE = 2e7
 # The cost of a step in forward passes: a backward pass costs twice a forward pass.
 _STEP_COST = 3.0
-
-
-def forward_cost(spec: ModelSpec, vocab_size: int) -> float:
-    """Return the number of operations of one token's forward pass, including the loss."""
-    return float(spec.costs(vocab_size).forward_flops) + _PER_LOGIT * vocab_size
-
-
-def step_cost(config: Config, vocab_size: int) -> float:
-    """Return the number of operations of one training step."""
-    return _STEP_COST * config.tokens_per_step * forward_cost(config.spec, vocab_size)
 
 
 def affordable_eval_tokens(config: Config, vocab_size: int, val_tokens: int) -> int | None:
     """Return the number of tokens that an evaluation uses, or None for the whole split.
 
-    An evaluation costs at most a tenth of the training between two evaluations; or half of it, if
-    that is cheap.
+    An evaluation costs at most a tenth of the training between two evaluations or, if that is more,
+    about a second of two cores. Within a budget, it costs a hundredth of the budget.
     """
-    trained = (config.training.eval_every or 0) * step_cost(config, vocab_size)
-    affordable = max(_EVALUATION_SHARE * trained, min(_CHEAP, _CHEAP_SHARE * trained), _FREE)
-    tokens = _whole_windows(config, affordable / forward_cost(config.spec, vocab_size))
+    training, length = config.training, config.spec.block_size
+    forward = float(config.spec.costs(vocab_size).forward_flops) + _PER_LOGIT * vocab_size
+    affordable = _EVALUATION_SHARE * (training.budget or 0.0) / 10 * _OPERATIONS_PER_SECOND
+    if training.eval_every is not None:
+        trained = training.eval_every * config.tokens_per_step * _STEP_COST * forward
+        affordable = max(_EVALUATION_SHARE * trained, _CHEAP)
+    tokens = max(1, int(affordable / forward) // length) * length
     return tokens if tokens < min(val_tokens, MOST_TOKENS) else None
-
-
-def affordable_tokens_of_budget(config: Config, most: float, val_tokens: int) -> int:
-    """Return how many tokens each evaluation of a run with a budget uses.
-
-    `most` is the number of tokens that could be evaluated in the whole budget. An evaluation takes
-    at most a tenth of the time between two of the ten evaluations.
-    """
-    affordable = _whole_windows(config, _EVALUATION_SHARE * most / 10)
-    return min(val_tokens - 1, MOST_TOKENS, affordable)
-
-
-def _whole_windows(config: Config, tokens: float) -> int:
-    """Return max(`tokens`, `_FEWEST_TOKENS`) rounded down to whole windows, at least one window."""
-    length = config.spec.block_size
-    return max(1, max(_FEWEST_TOKENS, int(tokens)) // length) * length
-
-
-def affordable_sample_tokens(config: Config, vocab_size: int) -> int:
-    """Return the length of the sample at each evaluation: 80 tokens, fewer for a large model."""
-    token_cost = _TIMES_SLOWER_ALONE * forward_cost(config.spec, vocab_size)
-    token_cost += config.spec.costs(vocab_size).layers * _PER_LAYER_ALONE
-    trained = (config.training.eval_every or 0) * step_cost(config, vocab_size)
-    affordable = max(_SAMPLE_SHARE * trained, _FREE)
-    return max(_FEWEST_SAMPLED, min(_SAMPLED_TOKENS, int(affordable / token_cost)))
 
 
 def is_whole_affordable(config: Config, val_tokens: int, steps: float, times: int) -> bool:
@@ -133,9 +94,6 @@ _LEAST_PROGRESS = 1e-9
 """Lower bound of the progress, which avoids division by zero."""
 _SHARE_OF_BUDGET = 0.15
 """The largest fraction of a budget for evaluations."""
-_SECONDS_BETWEEN_REPORTS = 0.1
-_REPORT_FRACTION = 0.01
-"""The largest fraction of the wall time that reports may take."""
 _CLOSING_FRACTION = 0.05
 _CLOSING = 1.0
 """The most seconds of a budget for drawing and ending, and the fraction of a short budget."""
@@ -171,7 +129,8 @@ class Schedule:
         processes: Processes = ALONE,
     ) -> None:
         """A run with a budget ends when `time.perf_counter` reaches `ends`."""
-        self.config = config
+        self._config = config
+        self._training = config.training
         self.evaluations = 0
         """the number of evaluations after steps of this process"""
         self._state = state
@@ -182,13 +141,7 @@ class Schedule:
         self._last_read: float | None = None
         self._next_evaluation = _next_tenth(state.progress)
         self._evaluation_seconds = self._validation_seconds = 0.0
-        self.report_due = time.perf_counter() + _SECONDS_BETWEEN_REPORTS
-        """when the next report of a step is due"""
         self.restart()
-
-    @property
-    def _training(self) -> TrainingConfig:
-        return self.config.training
 
     @property
     def is_over(self) -> bool:
@@ -236,11 +189,6 @@ class Schedule:
         """Return the learning rate of the newest step."""
         return learning_rate(self._state.step, self._training, self.steps)
 
-    def reported(self, began: float) -> None:
-        """Schedule the next report of a step. The newest one was made from `began` until now."""
-        cost = time.perf_counter() - began
-        self.report_due = began + max(_SECONDS_BETWEEN_REPORTS, cost / _REPORT_FRACTION)
-
     def seconds(self) -> float:
         """Return the wall time of the run so far."""
         return time.perf_counter() - self._began
@@ -251,7 +199,7 @@ class Schedule:
 
     def tokens_per_second(self) -> float:
         """Return the speed of the steps since the last `restart`."""
-        tokens = (self._state.step - self._since_step) * self.config.tokens_per_step
+        tokens = (self._state.step - self._since_step) * self._config.tokens_per_step
         return tokens / max(1e-9, time.perf_counter() - self._since)
 
     @contextlib.contextmanager
@@ -300,7 +248,7 @@ class Schedule:
         closing += min(_CLOSING, _CLOSING_FRACTION * (self._training.budget or 0.0))
         whole = min(self._val_tokens - 1, MOST_TOKENS)
         tokens = self._training.eval_tokens or whole
-        if tokens < whole and is_whole_affordable(self.config, whole, self.steps, 1):
+        if tokens < whole and is_whole_affordable(self._config, whole, self.steps, 1):
             closing += self._validation_seconds * whole / tokens
         return closing
 
@@ -308,11 +256,8 @@ class Schedule:
         """Estimate the time until the end of the run."""
         if self._ends is not None:
             return max(0.0, self._ends - time.perf_counter())
-        steps = self._training.max_steps - self._state.step
-        seconds = steps * self.config.tokens_per_step / self.tokens_per_second()
-        if self._training.eval_every is not None:
-            seconds += math.ceil(steps / self._training.eval_every) * self._evaluation_seconds
-        return seconds
+        tokens = (self._training.max_steps - self._state.step) * self._config.tokens_per_step
+        return tokens / self.tokens_per_second()
 
 
 def _next_tenth(progress: float) -> float:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -113,7 +113,8 @@ def validation_loss(
     threads = max(1, min(training.threads or 1, len(groups) // count, MOST_REPLICAS))
     if training.device != "cpu":
         threads = 1
-    sum_losses = functools.partial(_sum_losses, model, training, groups, at_once, stop)
+    numbers = np.zeros(len(groups) + 1)  # the sums of losses, and pending signals
+    sum_losses = functools.partial(_sum_losses, model, training, groups, at_once, stop, numbers)
     jobs = [
         functools.partial(sum_losses, range(first, len(groups), threads * count))
         for first in range(processes.rank, processes.rank + threads * count, count)
@@ -124,11 +125,10 @@ def validation_loss(
         new_pool(threads) as pool,
         computing(jobs[1:], pool) as others,
     ):
-        results = [jobs[0](), *others()]
-    sums = {number: loss for result in results for number, loss in result.items()}
-    sums_and_stop = [*(sums.get(n, 0.0) for n in range(len(groups))), stop.has_come]
-    numbers = torch.tensor(sums_and_stop, dtype=torch.float64)
-    processes.all_reduce(numbers)
+        jobs[0]()
+        others()
+    numbers[-1] = stop.has_come
+    processes.all_reduce(torch.from_numpy(numbers))  # in the same memory
     if numbers[-1]:
         stop.agree_to_stop()
         stop.check()
@@ -153,15 +153,12 @@ def _sum_losses(
     groups: Sequence[_Windows],
     at_once: int,
     stop: StopSignal,
+    sums: NDArray[np.float64],
     numbers: range,
-) -> dict[int, float]:
-    """Return the sum of the losses in each group of `numbers`, until a signal comes."""
+) -> None:
+    """Write the sums of the losses in the groups of these `numbers`, until a signal comes."""
     device = Device(training.device, training.dtype, "")
-    full = (at_once, model.block_size)
-    form = None
-    if training.compile == "native" and groups[0][0].shape == full:
-        form = one_layer_form(model, at_once, device)
-    sums = {}
+    form = one_layer_form(model, at_once, device) if training.compile == "native" else None
     with without_gradients(model), device.autocast():
         for number in numbers:
             if stop.has_come:
@@ -170,29 +167,29 @@ def _sum_losses(
             inputs_BT, targets_BT = (
                 torch.from_numpy(ids.astype(np.int64)).to(device.torch) for ids in group
             )
-            if form is not None and inputs_BT.shape == full:  # which counts ignored targets too
+            if form is not None and inputs_BT.shape == (at_once, model.block_size):
+                # It counts ignored targets too.
                 sums[number] = float(form.loss(inputs_BT, targets_BT)) * targets_BT.numel()
             else:
                 sums[number] = float(model.loss(inputs_BT, targets_BT)) * _count_targets(group)
-    return sums
 
 
 def _windows_of_text(split: Split, most: int | None, model: LanguageModel) -> Iterator[_Windows]:
     """Yield all windows of block_size, then the rest of the split, a shorter window."""
     tokens, length = split.tokens, model.block_size
     check_length(len(tokens), length, "validation")
-    if most is None or most >= len(tokens) - 1:
-        ids = ids_at(tokens, slice(MOST_TOKENS), model.vocab_size, "val.bin")
-        end = (len(ids) - 1) // length * length
-        yield ids[:end].reshape(-1, length), ids[1 : end + 1].reshape(-1, length)
-        last_window = ids[end:]  # the first id is only an input, since it was already a target
-        if len(last_window) > 1:
-            yield last_window[None, :-1], last_window[None, 1:]
-    else:
-        starts = evenly_spaced((len(tokens) - 1) // length, max(1, most // length)) * length
-        places = starts[:, None] + np.arange(length + 1)
-        windows = ids_at(tokens, places, model.vocab_size, "val.bin")
-        yield windows[:, :-1], windows[:, 1:]
+    is_whole = most is None or most >= len(tokens) - 1
+    if is_whole:
+        tokens = tokens[:MOST_TOKENS]
+    windows = (len(tokens) - 1) // length
+    chosen = evenly_spaced(windows, windows if most is None else max(1, most // length))
+    read = _reader(tokens, model)
+    ids = read(chosen[:, None] * length + np.arange(length + 1))
+    yield ids[:, :-1], ids[:, 1:]
+    if is_whole and len(tokens) > windows * length + 1:
+        # The first id is only an input, since it was already a target.
+        last_window = read(slice(windows * length, None))[None]
+        yield last_window[:, :-1], last_window[:, 1:]
 
 
 def _windows_of_examples(
@@ -204,10 +201,7 @@ def _windows_of_examples(
     firsts = examples.packed(length)
     windows = MOST_TOKENS // length if most is None else max(1, most // length)
     firsts = firsts[evenly_spaced(len(firsts), windows)]
-
-    def read(places: NDArray[np.int64]) -> NDArray[Any]:
-        return ids_at(split.tokens, places, model.vocab_size, "val.bin")
-
+    read = _reader(split.tokens, model)
     inputs, targets = examples.windows(read, firsts, length, split.only_answers)
     if not (targets != IGNORED).any():
         raise AttnlmError(
@@ -215,6 +209,12 @@ def _windows_of_examples(
             f"use a model with `block_size` {examples.longest - 1}",
         )
     yield inputs, targets
+
+
+def _reader(
+    tokens: Ids, model: LanguageModel
+) -> Callable[[slice | NDArray[np.int64]], NDArray[Any]]:
+    return lambda places: ids_at(tokens, places, model.vocab_size, "val.bin")
 
 
 @torch.no_grad()
@@ -230,21 +230,16 @@ def right_answers(
     evenly over the split, are computed and returned.
     """
     chosen = evenly_spaced(len(examples), len(examples) if most is None else most)
-    begins = examples.starts[chosen]
-    ends = examples.ends[chosen]
-    lengths = ends - begins - 1  # of inputs
+    lengths = (examples.ends - examples.starts)[chosen] - 1  # of inputs
     is_right = lengths <= model.block_size
-    order = [int(i) for i in np.argsort(lengths, kind="stable") if is_right[i]]
+    order = np.argsort(lengths, kind="stable")[: int(is_right.sum())]  # those that fit come first
     at_once = windows_at_once(model.spec, model.vocab_size, device.name)
+    alone, read = replace(examples, most=1), _reader(tokens, model)
     with evaluating(model), device.autocast():
         for first in range(0, len(order), at_once):
             batch = order[first : first + at_once]
             length = int(lengths[batch[-1]])
-            places = begins[batch, None] + np.arange(length + 1)
-            is_answer = examples.is_answer[np.minimum(places, len(tokens) - 1)]
-            is_answer &= places < ends[batch, None]
-            ids = ids_at(tokens, np.minimum(places, len(tokens) - 1), model.vocab_size, "val.bin")
-            inputs_BT = torch.from_numpy(ids[:, :-1].astype(np.int64)).to(device.torch)
-            likeliest = model(inputs_BT).argmax(-1).cpu().numpy()
-            is_right[batch] = ((likeliest == ids[:, 1:]) | ~is_answer[:, 1:]).all(1)
+            inputs, targets = alone.windows(read, chosen[batch], length, only_answers=True)
+            likeliest = model(torch.from_numpy(inputs).to(device.torch)).argmax(-1).cpu().numpy()
+            is_right[batch] = ((likeliest == targets) | (targets == IGNORED)).all(1)
     return is_right

@@ -86,7 +86,7 @@ def complete_config(
                 f"are cut: a model with `block_size` {examples.longest - 1} holds the longest"
             )
         )
-    if config.training.budget is None and config.training.eval_tokens is None:
+    if config.training.eval_tokens is None:
         affordable = affordable_eval_tokens(config, dataset.vocab_size, dataset.val_tokens)
         config = config.with_training(eval_tokens=affordable)
     return config, device

@@ -31,6 +31,8 @@ from attnlm.training.optimizer import flatten_parameters
 from attnlm.training.schedule import MOST_TOKENS, is_whole_affordable
 from attnlm.training.validation import Evaluation, Split, right_answers, validation_loss
 
+_SAMPLED_TOKENS = 80
+
 
 def evaluate(
     run: str | Path | Run | None = None,
@@ -109,11 +111,11 @@ def measure_on_whole(run: Run, dataset: Dataset, on_event: OnEvent) -> None:
 
 
 def take_snapshot(
-    dataset: Dataset, tokens: int, step: int, model: LanguageModel, device: Device
+    dataset: Dataset, step: int, model: LanguageModel, device: Device
 ) -> tuple[Snapshot, list[str]]:
     """Return a snapshot of the model, and the tokens that its attention maps show.
 
-    A snapshot is a sampled text of `tokens` tokens, attention maps for the beginning of the
+    A snapshot is a sampled text of _SAMPLED_TOKENS tokens, attention maps for the beginning of the
     validation split, and scores of all heads. The text is "" if sampling fails. PyTorch's random
     state is not used.
     """
@@ -130,7 +132,7 @@ def take_snapshot(
                 sampler = sampler_of(on_cpu, dataset.tokenizer, Device("cpu", "float32", "faster"))
             else:
                 sampler = sampler_of(model, dataset.tokenizer, device)
-            config = SamplingConfig(tokens=tokens, seed=0, ignore_eos=True)
+            config = SamplingConfig(tokens=_SAMPLED_TOKENS, seed=0, ignore_eos=True)
             text = "".join(sampler.stream(sampler.prompt_ids(""), config))
         recorded = record(model, torch.tensor([passage], device=device.torch))
         with contextlib.suppress(AttnlmError):

@@ -33,7 +33,7 @@ from attnlm.see.curves import CurveDrawer
 from attnlm.see.loggers import LogListener, check_tools
 from attnlm.training.loop import OnStep, fit
 from attnlm.training.recorded import check_recorded
-from attnlm.training.schedule import affordable_sample_tokens, budget_end
+from attnlm.training.schedule import budget_end
 from attnlm.training.state import load_or_init_state
 from attnlm.workflows.autotune import (
     autotune,
@@ -194,13 +194,12 @@ def _trained(
     ends = None
     if training.budget is not None:
         ends = budget_end((1 - state.progress) * training.budget, call.began)
-    sample_tokens = affordable_sample_tokens(run.config, run.vocab_size)
     run = fit(
         run,
         dataset,
         state,
         on_event=call.on_event,
-        take_snapshot=functools.partial(take_snapshot, dataset, sample_tokens),
+        take_snapshot=functools.partial(take_snapshot, dataset),
         ends=ends,
         processes=processes,
         on_step=on_step if processes.is_main else None,

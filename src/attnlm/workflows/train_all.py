@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent
 from attnlm.base.own_code import OwnCodeError, own_traceback
 from attnlm.base.setting_fields import Settings
@@ -57,10 +56,7 @@ def reason_of_failure(error: Exception, settings: Settings) -> str:
     """
     if (lines := own_traceback(error)) is not None:
         return f"its code raised {lines.splitlines()[-1]}"
-    kinds = type(error), type(error.__cause__)
-    if isinstance(error, AttnlmError) and (
-        isinstance(error, OwnCodeError) or StepNotFiniteError in kinds
-    ):
+    if isinstance(error, OwnCodeError | StepNotFiniteError):
         return error.message
     if isinstance(error, RuntimeError) and resolve({}, settings).codes:  # in the backward pass
         return f"computing with its code raised {type(error).__name__}: {error}"
