@@ -1,7 +1,7 @@
 """A hand-written loss and gradient for models of one attention layer.
 
 Such a model spends most time on the overhead of operations. The one-layer form in this module has
-few operations, allocates memory once, and has no autograd graph. With one layer, queries, keys and
+few operations and no autograd graph. With one layer, queries, keys and
 values are functions of a token plus functions of a position, W(e + p) = We + Wp. Both functions are
 tabulated, for all tokens of the vocabulary and all positions, and then looked up. Attention and the
 loss are in C.
@@ -22,6 +22,7 @@ from ctypes import CDLL
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from attnlm.compute.device import Device
 from attnlm.compute.native import native_library
@@ -73,134 +74,115 @@ def one_layer_form(model: LanguageModel, batch_size: int, device: Device) -> One
 class OneLayer:
     """Loss and gradients of a model of one attention layer, for batches of one size.
 
-    Holds views of the model's parameters and, from the first call on, of their gradients. The
-    parameters and gradients must keep their addresses in memory.
+    Holds views of the model's parameters. They and their gradients must keep their addresses in
+    memory.
     """
 
     def __init__(self, model: Transformer, batch_size: int, native: CDLL) -> None:
         self._model = model
+        self._batch_size = batch_size
         self._native = native
         self._parameters = _tensors_by_name(model, Tensor.detach)
         a = model.architecture
-        vocab_size = model.vocab_size
-        length = a.block_size
-        width = a.heads * a.head_dim
-        rows = vocab_size + length
-        tokens = batch_size * length
-        self._batch_size = batch_size
-        self._qkv_NC = torch.empty(3 * width, a.width)
-        self._embeddings_RC = torch.empty(rows, a.width)
-        self._tables_RN = torch.empty(rows, 3 * width)
-        self._d_tables_RN = torch.empty(rows, 3 * width)
-        self._positions_TN = self._tables_RN[vocab_size:]
-        self._d_tokens_VN, self._d_positions_TN = self._d_tables_RN.split((vocab_size, length))
-        self._packed_BTN = torch.empty(batch_size, length, 3 * width)
-        self._d_packed_BTN = torch.empty_like(self._packed_BTN)
-        self._packed_MN = self._packed_BTN.flatten(0, 1)
-        self._d_packed_MN = self._d_packed_BTN.flatten(0, 1)
-        self._mixed_MC = torch.empty(tokens, width)
-        self._d_mixed_MC = torch.empty_like(self._mixed_MC)
-        self._projected_MC = self._mixed_MC  # unless there is a projection
-        self._logits_VM = torch.empty(vocab_size, tokens + _PADDING)[:, :tokens]
-        self._log_sums = torch.empty(batch_size * a.heads * length)
-        self._scratch = torch.empty(native.attention_scratch(length, a.head_dim))
+        self._scratch = torch.empty(native.attention_scratch(a.block_size, a.head_dim))
 
     @torch.no_grad()
     def __call__(self, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
         """Return the loss as `loss` does; add its gradient to every parameter's `grad`."""
-        tokens_M = inputs_BT.reshape(-1)
-        loss = self.loss(tokens_M, targets_BT)
-        self._backward(tokens_M)
+        loss, *kept = self._forward(inputs_BT, targets_BT)
+        self._backward(inputs_BT.reshape(-1), *kept)
         return loss
 
     def loss(self, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
         """Return the mean loss of a batch of the size for which this object was made.
 
-        Unlike in `LanguageModel.loss`, targets below 0 count as targets with a loss of 0. The
-        logits are overwritten with the gradient of the loss.
+        Unlike in `LanguageModel.loss`, targets below 0 count as targets with a loss of 0.
         """
-        p = self._parameters
-        logits_VM = self._logits_VM
+        return self._forward(inputs_BT, targets_BT)[0]
+
+    def _forward(self, inputs_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, ...]:
+        """Return the loss, and what `_backward` needs after the tokens."""
+        p, a = self._parameters, self._model.architecture
         # Compute the tables, and look up queries, keys and values of the tokens.
-        embeddings = (p["token_embedding.weight"], p["position_embedding.weight"])
-        torch.cat(embeddings, out=self._embeddings_RC)
-        torch.cat([p[name] for name in _QKV], out=self._qkv_NC)
-        torch.mm(self._embeddings_RC, self._qkv_NC.T, out=self._tables_RN)
+        embeddings_RC = torch.cat((p["token_embedding.weight"], p["position_embedding.weight"]))
+        qkv_NC = torch.cat([p[name] for name in _QKV])
+        tables_RN = embeddings_RC @ qkv_NC.T
+        positions_TN = tables_RN[-a.block_size :]
         if "query.bias" in p:
-            self._positions_TN += torch.cat([p[name] for name in _QKV_BIASES])
-        torch.index_select(self._tables_RN, 0, inputs_BT.reshape(-1), out=self._packed_MN)
-        self._packed_BTN += self._positions_TN
-
-        self._attend(None, None)
+            positions_TN += torch.cat([p[name] for name in _QKV_BIASES])
+        packed_BTN = functional.embedding(inputs_BT, tables_RN)
+        packed_BTN += positions_TN
+        tokens = inputs_BT.numel()
+        mixed_MC = torch.empty(tokens, a.heads * a.head_dim)
+        log_sums = torch.empty(tokens * a.heads)
+        self._attend(packed_BTN, mixed_MC, log_sums, None, None)
+        x_MC = mixed_MC
         if "projection.weight" in p:
-            self._projected_MC = self._mixed_MC @ p["projection.weight"].T
+            x_MC = mixed_MC @ p["projection.weight"].T
             if "projection.bias" in p:
-                self._projected_MC += p["projection.bias"]
-        bias_V1 = p["head.bias"][:, None]
-        x_MC = self._projected_MC
-        torch.addmm(bias_V1, p["head.weight"], x_MC.T, out=logits_VM)
-
+                x_MC += p["projection.bias"]
+        logits_VM = torch.empty(self._model.vocab_size, tokens + _PADDING)[:, :tokens]
+        torch.addmm(p["head.bias"][:, None], p["head.weight"], x_MC.T, out=logits_VM)
         targets_M = targets_BT.reshape(-1)
         loss = torch.zeros((), dtype=torch.float64)
-        tokens = targets_M.numel()
-        self._native.cross_entropy(
+        self._native.cross_entropy(  # overwrites the logits with the gradient of the loss
             len(logits_VM),
             tokens,
             logits_VM.stride(0),
             1 / tokens,
-            data_pointer(logits_VM),
-            data_pointer(targets_M),
-            data_pointer(loss),
+            *map(data_pointer, (logits_VM, targets_M, loss)),
         )
-        return loss.div_(tokens).float()
+        loss = loss.div_(tokens).float()
+        return loss, embeddings_RC, qkv_NC, packed_BTN, mixed_MC, log_sums, x_MC, logits_VM
 
-    def _attend(self, d_mixed_MC: Tensor | None, d_packed_MN: Tensor | None) -> None:
-        """Compute the outputs of the heads or, from their gradient, the gradient of q, k and v."""
+    def _attend(self, *tensors: Tensor | None) -> None:
+        """Compute the outputs of the heads or, from their gradient, the gradient of q, k and v.
+
+        The tensors are q, k and v, the outputs, the logarithms of the sums in softmax, and the two
+        gradients, which are None in the forward pass.
+        """
         a = self._model.architecture
-        self._native.attend_packed(
-            self._batch_size,
-            a.block_size,
-            a.heads,
-            a.head_dim,
-            data_pointer(self._packed_MN),
-            data_pointer(self._mixed_MC),
-            data_pointer(self._log_sums),
-            data_pointer(d_mixed_MC),
-            data_pointer(d_packed_MN),
-            data_pointer(self._scratch),
-        )
+        pointers = map(data_pointer, (*tensors, self._scratch))
+        self._native.attend_packed(self._batch_size, a.block_size, a.heads, a.head_dim, *pointers)
 
     @functools.cached_property
     def _gradients(self) -> dict[str, Tensor]:
         return _tensors_by_name(self._model, operator.attrgetter("grad"))
 
-    def _backward(self, tokens_M: Tensor) -> None:
-        """Add the gradient of the loss that was computed last to every parameter's `grad`."""
-        p = self._parameters
-        d = self._gradients
-        x_MC = self._projected_MC
-        d_logits_VM = self._logits_VM
+    def _backward(
+        self,
+        tokens_M: Tensor,
+        embeddings_RC: Tensor,
+        qkv_NC: Tensor,
+        packed_BTN: Tensor,
+        mixed_MC: Tensor,
+        log_sums: Tensor,
+        x_MC: Tensor,
+        d_logits_VM: Tensor,
+    ) -> None:
+        """Add the gradient of the loss to every parameter's `grad`."""
+        p, d = self._parameters, self._gradients
         d["head.weight"].addmm_(d_logits_VM, x_MC)
         d["head.bias"] += d_logits_VM.sum(1)
+        d_mixed_MC = d_logits_VM.T @ p["head.weight"]
         if "projection.weight" in p:
-            d_x_MC = d_logits_VM.T @ p["head.weight"]
-            d["projection.weight"].addmm_(d_x_MC.T, self._mixed_MC)
+            d["projection.weight"].addmm_(d_mixed_MC.T, mixed_MC)
             if "projection.bias" in p:
-                d["projection.bias"] += d_x_MC.sum(0)
-            torch.mm(d_x_MC, p["projection.weight"], out=self._d_mixed_MC)
-        else:
-            torch.mm(d_logits_VM.T, p["head.weight"], out=self._d_mixed_MC)
-
-        self._attend(self._d_mixed_MC, self._d_packed_MN)
-        self._d_tokens_VN.zero_().index_add_(0, tokens_M, self._d_packed_MN)
-        torch.sum(self._d_packed_BTN, 0, out=self._d_positions_TN)
+                d["projection.bias"] += d_mixed_MC.sum(0)
+            d_mixed_MC = d_mixed_MC @ p["projection.weight"]
+        d_packed_BTN = torch.empty_like(packed_BTN)
+        self._attend(packed_BTN, mixed_MC, log_sums, d_mixed_MC, d_packed_BTN)
+        d_tables_RN = torch.zeros(len(embeddings_RC), len(qkv_NC))
+        d_tokens_VN, d_positions_TN = d_tables_RN.tensor_split([self._model.vocab_size])
+        d_tokens_VN.index_add_(0, tokens_M, d_packed_BTN.flatten(0, 1))
+        torch.sum(d_packed_BTN, 0, out=d_positions_TN)
         if "query.bias" in d:
-            for name, d_bias in zip(_QKV_BIASES, self._d_positions_TN.sum(0).chunk(3), strict=True):
+            for name, d_bias in zip(_QKV_BIASES, d_positions_TN.sum(0).chunk(3), strict=True):
                 d[name] += d_bias
-        for name, d_table_RN in zip(_QKV, self._d_tables_RN.chunk(3, 1), strict=True):
-            d[name].addmm_(d_table_RN.T, self._embeddings_RC)
-        d["token_embedding.weight"].addmm_(self._d_tokens_VN, self._qkv_NC)
-        d["position_embedding.weight"].addmm_(self._d_positions_TN, self._qkv_NC)
+        for name, d_table_RN in zip(_QKV, d_tables_RN.chunk(3, 1), strict=True):
+            d[name].addmm_(d_table_RN.T, embeddings_RC)
+        d["token_embedding.weight"].addmm_(d_tokens_VN, qkv_NC)
+        d["position_embedding.weight"].addmm_(d_positions_TN, qkv_NC)
 
 
 def _tensors_by_name(
