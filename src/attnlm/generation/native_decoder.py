@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import mmap
 import weakref
 from collections.abc import Callable, Mapping
 
@@ -38,8 +37,6 @@ _MOST_ROWS_OF_LARGE = 512
 _LARGE_MODEL = 2**23
 """A model with at least this many weights in its linear layers is large: they exceed a processor's
 cache, so that threads which share each token save time."""
-_LARGEST_SMALL = 2**20
-"""Memory for as many numbers, 4 MB, is taken in large pages."""
 _MOST_ON_CPU = 30_000_000
 """The most weights with which the decoder in C generates a text faster than a GPU, which waits at
 each token for the launches of its kernels (docs/speed.md)."""
@@ -232,14 +229,8 @@ def _rounded_to_panels(size: int) -> int:
 
 
 def _allocate_floats(size: int) -> _Floats:
-    """Return memory for `size` numbers, and 32 more, since C reads whole vectors at the end.
-
-    Much memory is taken from the system page by page, when it is used, since a short prompt uses a
-    small part of a cache. NumPy would request large pages.
-    """
-    if size < _LARGEST_SMALL:
-        return np.empty(size + _PANEL, np.float32)
-    return np.frombuffer(mmap.mmap(-1, 4 * (size + _PANEL)), np.float32)
+    """Return memory for `size` numbers, and 32 more, since C reads whole vectors at the end."""
+    return np.zeros(size + _PANEL, np.float32)
 
 
 def _with_prefix(weights: Weights, prefix: str) -> dict[str, _Floats]:

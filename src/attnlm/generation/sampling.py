@@ -270,7 +270,6 @@ class Sampler:
         texts as alone, up to rounding, which the function `samples` explains. Windows of the same
         length are continued together.
         """
-        config.check_room(len(prompts))
         costs, context = self.spec.costs(self.tokenizer.vocab_size), self.spec.block_size
         windows = [ids[-context:] for ids in prompts for _ in range(config.num_samples)]
         of_length: dict[int, list[int]] = {}

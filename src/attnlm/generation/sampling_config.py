@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from attnlm.base.errors import UsageError
 from attnlm.base.setting_fields import check_value, fields_of, quoted, setting
 
-MOST_HELD = 2**26
-"""The most tokens of all samples together if memory keeps them to the end, in about 2 GB."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig:
@@ -57,15 +54,6 @@ class SamplingConfig:
     def stop_texts(self) -> tuple[str, ...]:
         """Return the stop texts as a tuple, also if `stop` is a single text."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-
-    def check_room(self, prompts: int) -> None:
-        """Raise UsageError if the texts of all prompts have more than MOST_HELD tokens together."""
-        count = prompts * self.num_samples * self.tokens
-        if count > MOST_HELD:
-            raise UsageError(
-                f"{count:,} tokens do not fit into memory",
-                f"use fewer prompts, `num_samples` or `tokens`: at most {MOST_HELD:,} together",
-            )
 
 
 SAMPLING = {

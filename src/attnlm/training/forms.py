@@ -81,8 +81,8 @@ def has_native_form(spec: ModelSpec, vocab_size: int, tokens: int) -> bool:
 def is_native_faster(spec: ModelSpec, vocab_size: int, tokens: int) -> bool:
     """Return True if the form in C is faster than the modules: for one layer always, and for blocks
     unless PyTorch's modules have a faster library for matmuls (docs/speed.md)."""
-    one_layer = is_one_layer(spec, vocab_size, tokens)
-    return one_layer or (has_native_form(spec, vocab_size, tokens) and faster_linear() is None)
+    has_faster_blocks = has_native_blocks(spec) and faster_linear() is None
+    return has_faster_blocks or is_one_layer(spec, vocab_size, tokens)
 
 
 def batch_loss(training: TrainingConfig) -> BatchLoss:

@@ -103,9 +103,7 @@ def check_memory(config: Config, vocab_size: int, device: Device) -> None:
     if available is None or max(estimate.total / FACTOR, estimate.model) <= available:
         return
     if estimate.batch > estimate.total / 2:
-        at_once = config.training.micro_batch_size
-        sizes = {None: "`batch_size` or ", 1: ""}.get(at_once, "`micro_batch_size` or ")
-        hint = f"lower {sizes}`block_size`"
+        hint = "lower `batch_size` or `block_size`"
     elif not config.spec.costs(vocab_size).width:
         hint = "prepare the text with a smaller vocabulary, such as tokenizer bpe:1024"
     else:

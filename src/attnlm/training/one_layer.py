@@ -63,7 +63,6 @@ def one_layer_form(model: LanguageModel, batch_size: int, device: Device) -> One
         or not is_one_layer(model.spec, model.vocab_size, batch_size * model.block_size)
         or (device.name, device.dtype) != ("cpu", "float32")
         or model.head.weight.dtype != torch.float32
-        or not model.head.weight.is_cpu
         or (native := native_library()) is None
         or not is_as_built(model)
     ):
