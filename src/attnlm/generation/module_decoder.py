@@ -84,7 +84,7 @@ class ModuleDecoder:
         self._caches: list[LayerCache] | None = None if model.spec.codes else []
 
     def logits(self, ids_BS: Ids, known: int) -> Array:
-        """Return the next token's logits, (B, V), in float32 at least. The cache must hold the
+        """Return the next token's logits, (B, V), in float64. The cache must hold the
         first `known` tokens of the window `ids_BS`."""
         flush_subnormals()
         # An attention from outside may keep nothing in its cache: it computes all tokens again.
@@ -97,6 +97,5 @@ class ModuleDecoder:
         quiet = without_gradients(self._model)
         with quiet, self._device.autocast(), _attention_kernels(self._device):
             logits_BV = self._model.next_logits(ids, self._caches)
-        is_double = logits_BV.dtype == torch.float64
-        array: Array = (logits_BV if is_double else logits_BV.float()).cpu().contiguous().numpy()
+        array: Array = logits_BV.cpu().double().numpy()
         return array
