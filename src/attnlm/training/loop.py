@@ -151,9 +151,7 @@ def _evaluate_and_save(
         if schedule.evaluations.bit_count() == 1 or schedule.is_over:
             check_recorded(run.config, state.model, state.device)
             began = time.perf_counter()  # this check comes rarely
-    validation_began = time.perf_counter()
     evaluation = _evaluate(stepper, dataset, training.eval_tokens)
-    validation_seconds = time.perf_counter() - validation_began
     if not math.isfinite(evaluation.loss):
         raise StepNotFiniteError(state.step, state.step, training)
     taken = None
@@ -181,7 +179,7 @@ def _evaluate_and_save(
             run.append_evaluations(record)
             run.append_snapshot(*taken)
             save_state(run, state, evaluation.loss if improved else None)
-    schedule.evaluated(time.perf_counter() - began, validation_seconds)
+    schedule.evaluated(time.perf_counter() - began)
     return Evaluated(
         **vars(record),
         improved=improved,

@@ -140,7 +140,7 @@ class Schedule:
         self._began = time.perf_counter() - state.seconds
         self._last_read: float | None = None
         self._next_evaluation = _next_tenth(state.progress)
-        self._evaluation_seconds = self._validation_seconds = 0.0
+        self._evaluation_seconds = 0.0
         self.restart()
 
     @property
@@ -211,13 +211,13 @@ class Schedule:
         self._began += spent
         self._since += spent
 
-    def evaluated(self, seconds: float, validation_seconds: float) -> None:
-        """Schedule the next evaluation. The newest one took `seconds`, its loss a part of them.
+    def evaluated(self, seconds: float) -> None:
+        """Schedule the next evaluation. The newest one took `seconds`.
 
         Within a budget, evaluate at each tenth of the budget, or less often if that would take too
         much of it. All processes must call this.
         """
-        self._evaluation_seconds, self._validation_seconds = seconds, validation_seconds
+        self._evaluation_seconds = seconds
         if self._training.budget is not None:
             pause = seconds / _SHARE_OF_BUDGET / self._training.budget
             following = _next_tenth(self._state.progress + max(0.0, pause - 0.1))
@@ -249,7 +249,7 @@ class Schedule:
         whole = min(self._val_tokens - 1, MOST_TOKENS)
         tokens = self._training.eval_tokens or whole
         if tokens < whole and is_whole_affordable(self._config, whole, self.steps, 1):
-            closing += self._validation_seconds * whole / tokens
+            closing += self._evaluation_seconds * whole / tokens
         return closing
 
     def seconds_left(self) -> float:
