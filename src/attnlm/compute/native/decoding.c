@@ -22,9 +22,8 @@ struct model {
     int64_t key_at, value_at; /* offsets in a row of queries, keys and values */
     int64_t norm, normed_heads, residual, mlp;
     float epsilon;
-    const float *tokens, *positions;           /* (V, C), (S, C) or NULL */
-    const float *token_table, *position_table; /* the first layer's `qkv` of both, or NULL */
-    const float *cosines, *sines;              /* (S, D/2), or NULL */
+    const float *tokens, *positions; /* (V, C), (S, C) or NULL */
+    const float *cosines, *sines;    /* (S, D/2), or NULL */
     const struct block *blocks;
     const float *last_norm;
     struct linear lm_head;
@@ -208,24 +207,6 @@ static void attend_query(int64_t size, int64_t visible, const float *query, cons
         mix(1, size, visible, scores, values + i, ahead, inverse_sum, mixed + i, size - i);
 }
 
-/* Add rows of the token and position tables: the first layer's queries, keys and values. */
-static void look_up_qkv(struct member self, const struct model *m, const struct memory *memory,
-                        const struct tokens *t)
-{
-    const int64_t size = m->blocks->qkv.outputs;
-    if (self.number == 0) {
-        float *packed = memory->packed;
-        struct token at = first_of(t);
-        for (int64_t r = 0; r < t->rows; r++, packed += size, advance(&at, t)) {
-            const float *token = m->token_table + t->ids[t->begin + r] * size;
-            const float *added = m->position_table + (t->known + at.index) * size;
-            for (int64_t i = is_needed(m, 0, t, at) ? 0 : m->key_at; i < size; i += LANES)
-                *(vector *)(packed + i) = load(token + i) + load(added + i);
-        }
-    }
-    barrier(self);
-}
-
 /* Compute `attend` for key/value head k and its query heads. Rows of `packed` have queries, keys and
    values. */
 static void attend_head(struct member self, const struct model *m, const struct memory *memory,
@@ -269,17 +250,13 @@ static void attend(struct member self, const struct model *m, const struct memor
     const struct linear *qkv = &b->qkv;
     const float *packed = memory->packed;
     int64_t stride = qkv->outputs;
-    if (layer == 0 && m->token_table) {
-        look_up_qkv(self, m, memory, t);
+    const float *normed = norm(self, m, memory, t->rows, m->width, b->attention_norm);
+    if (qkv->panels) {
+        linear_forward(self, qkv, t->rows, normed, memory->stride, memory->packed, stride, 0);
+        barrier(self);
     } else {
-        const float *normed = norm(self, m, memory, t->rows, m->width, b->attention_norm);
-        if (qkv->panels) {
-            linear_forward(self, qkv, t->rows, normed, memory->stride, memory->packed, stride, 0);
-            barrier(self);
-        } else {
-            packed = normed;
-            stride = memory->stride;
-        }
+        packed = normed;
+        stride = memory->stride;
     }
     struct range own = own_range(self, m->kv_heads);
     for (int64_t k = own.begin; k < own.end; k++)
@@ -401,8 +378,7 @@ static void compute_logits(struct member self, const void *argument)
         const int64_t left = all - t.begin;
         int64_t rows = left < memory->rows ? left : memory->rows;
         t.rows = rows;
-        if (!m->token_table || m->residual)
-            embed(self, m, memory, &t);
+        embed(self, m, memory, &t);
         for (int64_t layer = 0; layer < m->layers; layer++) {
             const struct block *b = m->blocks + layer;
             if (m->heads)
@@ -481,9 +457,8 @@ const struct layout decoding_layouts[] = {
     FIELD(model, layers), FIELD(model, width), FIELD(model, vocab_size), FIELD(model, heads),
     FIELD(model, kv_heads), FIELD(model, size), FIELD(model, key_at), FIELD(model, value_at),
     FIELD(model, norm), FIELD(model, normed_heads), FIELD(model, residual), FIELD(model, mlp),
-    FIELD(model, epsilon), FIELD(model, tokens), FIELD(model, positions), FIELD(model, token_table),
-    FIELD(model, position_table), FIELD(model, cosines), FIELD(model, sines), FIELD(model, blocks),
-    FIELD(model, last_norm), FIELD(model, lm_head),
+    FIELD(model, epsilon), FIELD(model, tokens), FIELD(model, positions), FIELD(model, cosines),
+    FIELD(model, sines), FIELD(model, blocks), FIELD(model, last_norm), FIELD(model, lm_head),
     STRUCT(memory),
     FIELD(memory, rows), FIELD(memory, capacity), FIELD(memory, stride),
     FIELD(memory, mixed_stride), FIELD(memory, keys), FIELD(memory, values), FIELD(memory, x),

@@ -62,8 +62,7 @@ class CModel(Struct):
         *_fields(_INTEGER, "layers", "width", "vocab_size", "heads", "kv_heads", "size"),
         *_fields(_INTEGER, "key_at", "value_at", "norm", "normed_heads", "residual", "mlp"),
         ("epsilon", ctypes.c_float),
-        *_fields(_POINTER, "tokens", "positions", "token_table", "position_table"),
-        *_fields(_POINTER, "cosines", "sines", "blocks", "last_norm"),
+        *_fields(_POINTER, "tokens", "positions", "cosines", "sines", "blocks", "last_norm"),
         ("lm_head", CLinear),
     )
 
