@@ -59,7 +59,7 @@ def _quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("ATTNLM_CONFIG_DIR", str(tmp_path_factory.mktemp("config")))
         patch.setattr(os, "fsync", lambda descriptor: None)
         patch.setattr("attnlm.see.curves.draw_run", lambda run, path: path.touch())
-        patch.setattr("attnlm.see.comparison.panels_picture", lambda *_: b"")
+        patch.setattr("attnlm.see.comparison.picture", lambda *_, **__: b"")
         patch.setattr("attnlm.workflows.evaluate._SAMPLED_TOKENS", 8)
         patch.setattr("attnlm.see.head_scores._SNAPSHOT_TOKENS", 24)
         yield

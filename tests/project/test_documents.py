@@ -94,7 +94,7 @@ def test_the_commands_of_a_page_run(
     page: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # test_compare.py draws it.
-    monkeypatch.setattr("attnlm.see.comparison.panels_picture", lambda *_: b"")
+    monkeypatch.setattr("attnlm.see.comparison.picture", lambda *_, **__: b"")
     # Three pictures of insight.md are about Tiny Shakespeare.
     text, _, _ = text_of(page).partition("$ attnlm prepare tinyshakespeare")
     write_files(text, folder)

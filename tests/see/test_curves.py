@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ import pytest
 from attnlm import Dataset, Evaluated, Note, Run, Started
 from attnlm.base.events import ignore
 from attnlm.runs.records import DatasetFacts
+from attnlm.runs.run import Result
 from attnlm.see import curves
-from attnlm.see.curves import CurveDrawer, Line, chart_data, panels_picture, verdict
+from attnlm.see.curves import CurveDrawer, Line, chart_data, picture, verdict
 from tests.kit import Clock, quick_run
 from tests.models import evaluation_record
 
@@ -83,7 +85,7 @@ def test_a_picture_leaves_the_users_style_alone() -> None:
     import matplotlib
 
     users_style = dict(matplotlib.rcParams)
-    assert panels_picture({"tokens": LINES, "seconds": LINES}, KNOWN).startswith(PNG)
+    assert picture(LINES, KNOWN, "tokens").startswith(PNG)
     assert dict(matplotlib.rcParams) == users_style
 
 
@@ -99,7 +101,7 @@ def test_a_chart_is_logarithmic_if_seconds_differ_tenfold() -> None:
     drawn = chart_data(curves.run_lines(records), {}, "step")["lines"]
     colours = {line["name"]: line["colour"] for line in drawn}
     assert colours == {name: f"var(--{name})" for name in ("validation", "training")}
-    assert panels_picture({"step": curves.run_lines(records)}, {}).startswith(PNG)
+    assert picture(curves.run_lines(records), {}, "step").startswith(PNG)
 
 
 FALLING = [3.0, 2.0, 1.5, 1.2, 1.0]
@@ -152,5 +154,7 @@ def test_the_verdict_names_overfitting_and_baselines(
         values: dict[str, Any] = {name: series[name][step] for name in series}
         values |= {"val_loss": loss, "evaluated_tokens": more.get("tokens")}
         records.append(evaluation_record(step, **values))
-    words = verdict(records, replace(FACTS, **known), more.get("model", "average"))
+    spec = SimpleNamespace(name=more.get("model", "average"))
+    run: Any = SimpleNamespace(dataset=replace(FACTS, **known), config=SimpleNamespace(spec=spec))
+    words = verdict(run, Result(records, {}, ""))
     assert said in words and unsaid not in words

@@ -8,6 +8,7 @@ import re
 import shutil
 import statistics
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ import pytest
 
 import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.runs.run import Run
 from attnlm.see.comparison import Comparison
-from attnlm.see.curves import panels_picture
+from attnlm.see.curves import picture
 from attnlm.see.verdicts import compare_pairs
 from attnlm.workflows.compare import compare
 from tests.browser import check_fits, elements, opened
@@ -51,6 +53,12 @@ def of(*groups: Any, root: Path, **options: Any) -> Comparison:
     return compare(*groups, checkpoint_dir=root, **options)
 
 
+def moved(run: Run, root: Path) -> Run:
+    """Return a run whose data are no longer where they were, but among the data sets."""
+    data = replace(run.dataset, path=str(root / "gone"))
+    return replace(run, dataset=data, data_dir=root.parent / "data")
+
+
 def loss(name: str, root: Path) -> float:
     result = attnlm.open_run(root / name).result()
     assert result is not None
@@ -78,7 +86,7 @@ def test_the_verdict_is_that_of_paired_losses(root: Path) -> None:
     }
     assert found.pairs == tuple(compare_pairs(losses))
     assert found.pairs[0].paired and "Welch" not in "\n".join(found.notes)
-    assert found.differences == {"embed_dim": (4, 16)}
+    assert found.differences == {"embed_dim": {"narrow-*": 4, "wide-*": 16}}
 
 
 def test_runs_on_other_batches_or_seeds_are_no_pairs_and_it_says_why(root: Path) -> None:
@@ -111,7 +119,8 @@ def test_a_baseline_is_compared_with_each_other_group(root: Path) -> None:
 def test_single_runs_show_where_they_differ_without_a_verdict(root: Path) -> None:
     found = of("narrow-1", "small-2", root=root)
     assert not found.pairs
-    assert found.differences["batch_size"] == (4, 2) and found.differences["seed"] == (1, 2)
+    differences = {key: [*row.values()] for key, row in found.differences.items()}
+    assert differences["batch_size"] == [4, 2] and differences["seed"] == [1, 2]
     assert "with one run of each, a difference may be chance" in found.verdict
     assert [group.mean for group in found.groups] == [loss("narrow-1", root), loss("small-2", root)]
 
@@ -138,6 +147,11 @@ def test_losses_of_other_tokenizers_are_compared_in_bits_per_byte(root: Path) ->
     assert found.measure == "bits_per_byte" and "bits per byte" in found.notes[0]
     result = attnlm.open_run(root / "bytes-1").result()
     assert result is not None and found.groups[1].values[0] == result.final.bits_per_byte
+    runs = [
+        [moved(attnlm.open_run(root / f"{name}-{seed}"), root) for seed in SEEDS[:2]]
+        for name in ("wide", "bytes")
+    ]
+    assert of(*runs, root=root).groups[1].values == found.groups[1].values
 
 
 def test_a_target_has_its_chance_and_the_steps_to_it(root: Path) -> None:
@@ -181,7 +195,7 @@ def test_the_facts_and_the_tables_hold_every_loss_by_seed(root: Path, tmp_path: 
 def test_curves_are_drawn_for_a_paper(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("attnlm.see.comparison.panels_picture", panels_picture)
+    monkeypatch.setattr("attnlm.see.comparison.picture", picture)
     found = of("narrow-*", "wide-*", root=root)
     for kind, start in {"svg": b"<?xml", "pdf": b"%PDF", "png": b"\x89PNG"}.items():
         assert found.save(tmp_path / f"curves.{kind}").read_bytes().startswith(start)
@@ -271,13 +285,23 @@ def test_a_target_alone_and_a_rung_of_two_ladders_have_names_of_their_own(
     ]
 
 
-def test_other_data_are_refused(root: Path, tmp_path: Path) -> None:
+def test_other_training_data_are_a_warning(root: Path) -> None:
+    runs = [attnlm.open_run(root / f"wide-{seed}") for seed in SEEDS]
+    other = [replace(run, dataset=replace(run.dataset, train_sha256="0" * 64)) for run in runs]
+    found = of("narrow-*", other, root=root)
+    assert "trained on other data than narrow-*: wide-1,wide-2,wide-3" in found.warnings
+    assert not found.pairs[0].paired
+    assert not any("other data" in said for said in of("narrow-*", "wide-*", root=root).warnings)
+
+
+@pytest.mark.parametrize("measure", ["loss", "accuracy"])
+def test_other_data_are_refused(measure: str, root: Path, tmp_path: Path) -> None:
     dataset = prepared(tmp_path, FRUITS[::-1])
     for seed in SEEDS[:2]:
         quick_run(dataset, seed=seed, name=f"other-{seed}")
     others = [attnlm.open_run(tmp_path / "checkpoints" / f"other-{seed}") for seed in SEEDS[:2]]
     with pytest.raises(UsageError, match="measured on different validation splits"):
-        of("wide-1,wide-2", others, root=root)
+        of("wide-1,wide-2", others, measure=measure, root=root)
 
 
 def test_the_command_prints_verdicts_and_writes_a_page(root: Path, tmp_path: Path) -> None:

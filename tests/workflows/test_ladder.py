@@ -31,7 +31,7 @@ from attnlm.see.comparison import Comparison
 from attnlm.training.events import Evaluated, Started
 from attnlm.training.step import StepNotFiniteError
 from attnlm.workflows.answers import select_pairs
-from attnlm.workflows.compare import groups_of
+from attnlm.workflows.compare import compare_groups
 from attnlm.workflows.train import train
 from tests import own_code
 from tests.browser import elements
@@ -82,7 +82,7 @@ def test_losses_are_of_the_whole_split_where_all_rungs_were_measured_on_it(
     (first, second) = (rung.shown for rung in found.groups)
     lines = (first.path / "metrics.jsonl").read_text().splitlines(keepends=True)
     (first.path / "metrics.jsonl").write_text("".join(x for x in lines if "checkpoint" not in x))
-    for rung in groups_of({"a": [first], "b": [second]}):
+    for rung in compare_groups({"a": [first], "b": [second]}).groups:
         assert rung.result.part.startswith("64 of") and not rung.result.whole
 
 
@@ -239,6 +239,7 @@ def test_a_ladder_whose_data_were_moved_is_resumed_with_them(
         ({"budget": 0.4, "seeds": 2}, [35, 35]),
         ({"budget": 0.4, "equal": "time"}, [140, 47]),
         ({"steps": 9, "equal": "time"}, [9, 3]),
+        ({"steps": 9, "equal": "flops"}, [9, 9]),  # the bigram has no matmuls
     ],
 )
 def test_a_budget_becomes_steps_before_the_first_rung_trains(

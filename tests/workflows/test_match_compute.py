@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from attnlm.config.variants import named_codes
 from attnlm.model.inspection import parameter_count
 from attnlm.runs.ladder_plan import LadderPlan
 from attnlm.runs.records import DatasetFacts
-from attnlm.see.comparison import Comparison
-from attnlm.workflows.match_compute import relative_steps, with_widths
+from attnlm.see.comparison import Comparison, Group
+from attnlm.workflows.match_compute import with_widths
 from tests.browser import elements
 from tests.workflows.conftest import Ladders
 
@@ -108,15 +109,6 @@ def test_own_parts_and_models_are_counted_by_running_them(code: Path, fixed: Pat
     assert "more.py:Heads: n_embd" in found.adaptation
 
 
-# --- Steps ----------------------------------------------------------------------------------------
-
-
-def test_steps_cost_as_much_as_those_of_the_first_that_cost_anything() -> None:
-    costs = {"a": 0.0, "b": 6.0, "c": 3.0, "d": 9.0}
-    assert relative_steps(costs) == pytest.approx({"a": 1.0, "b": 1.0, "c": 2.0, "d": 2 / 3})
-    assert relative_steps({"a": 0.0}) == {"a": 1.0}
-
-
 # --- Trained --------------------------------------------------------------------------------------
 
 
@@ -137,6 +129,9 @@ def test_parameters_that_a_rung_cannot_have_are_shown(ladders: Ladders, tmp_path
     header, rows = ladder.table()
     assert rows[2][header.index("parameters")].endswith(off)
     assert f"parameters are not equal in all rungs: {fixed.name}{off}" in ladder.warnings
+    first = Group(ladder.groups[0].name, (), failed="diverged")  # nobody knows its parameters
+    failed = replace(ladder, groups=(*ladder.groups[1:], first))
+    assert not any("parameters are not equal" in warning for warning in failed.warnings)
 
 
 def test_a_difference_in_size_is_a_warning(ladders: Ladders, tmp_path: Path, fixed: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import attnlm
 from attnlm.base.errors import AttnlmError
 from attnlm.base.signals import Interrupted
 from attnlm.data.dataset import Dataset
@@ -52,6 +53,16 @@ def test_finished_runs_are_taken_and_others_resumed(dataset: Dataset, tmp_path: 
     events.clear()
     assert train(tmp_path / "stopped", on_event=events.append).keys() == whole.keys()
     assert not any(isinstance(event, Started) for event in events)
+
+
+def test_a_run_finds_its_data_from_another_folder(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(dataset.path.parent)
+    relative = attnlm.open_dataset(dataset.path.name, data_dir=".")
+    (run, _) = train_all(trainings(), relative, tmp_path).values()
+    monkeypatch.chdir(tmp_path)
+    assert attnlm.open_run(run.path).open_dataset().path == dataset.path
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ OUTPUT = output(
 )
 
 
-@with_options(shared("checkpoint_dir"))
+@with_options(shared("checkpoint_dir", "data_dir"))
 def compare(
     groups: list[str] = argument(
         REQUIRED,

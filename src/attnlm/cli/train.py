@@ -205,8 +205,7 @@ def _report(run: attnlm.Run, json: bool, quiet: bool) -> None:
     assert result is not None  # it is finished
     last = result.last
     outcome = {k: v for k, v in run_summary(run).items() if k not in BEGINNING}
-    words = verdict(result.records, run.dataset, run.config.spec.name)
-    outcome["verdict"] = console.with_flags(words)
+    outcome["verdict"] = console.with_flags(verdict(run, result))
     outcome["time"] = f"{duration(last.seconds)}, {last.tokens:,} tokens"
     console.say_facts(outcome)
     if not quiet:

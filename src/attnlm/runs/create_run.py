@@ -16,7 +16,7 @@ from attnlm.config.settings import Config
 from attnlm.data.dataset import Dataset
 from attnlm.model.own_arguments import CODE
 from attnlm.runs.checkpoint import save_checkpoint
-from attnlm.runs.records import CheckpointFacts, DatasetFacts, ParentRecord
+from attnlm.runs.records import CheckpointFacts, DatasetFacts, ParentRecord, dataset_facts
 from attnlm.runs.run import Run
 from attnlm.tokens.tokenizer import Tokenizer
 
@@ -40,22 +40,9 @@ def create_run(
     `leaks` is as in Run. `parent` describes the run whose weights the new run starts from. Raises
     AttnlmError if the name exists, UsageError if it can't be a folder's name.
     """
-    examples = dataset.examples
-    # Reference losses of a data set of examples count the answers only.
-    is_measured = examples is None or config.training.loss_on == "answers"
-    facts = DatasetFacts(
-        name=dataset.name,
-        path=str(dataset.path),
-        train_sha256=dataset.train_sha256,
-        val_sha256=dataset.val_sha256,
-        train_tokens=dataset.train_tokens,
-        val_tokens=dataset.val_tokens,
-        val_bytes=dataset.val_bytes,
-        bigram_loss=dataset.bigram_loss if is_measured else None,
-        floor=dataset.floor if is_measured else None,
-        question_end=None if examples is None else examples.question_end,
-        answer_end=None if examples is None else examples.answer_end,
-    )
+    facts = dataset_facts(dataset)
+    if dataset.examples is not None and config.training.loss_on == "all":
+        facts = replace(facts, bigram_loss=None, floor=None)  # which count the answers only
     run = Run(
         checkpoint_dir,
         config,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import Any
@@ -15,7 +15,7 @@ from attnlm.base.json_records import limited, read_record
 from attnlm.base.own_code import OwnCode
 from attnlm.base.setting_fields import check_value, fields_of, quoted, type_of
 from attnlm.base.suggestions import suggestion
-from attnlm.config.settings import check_files, resolve
+from attnlm.config.settings import Config, check_files, resolve
 from attnlm.config.training import TrainingConfig
 from attnlm.config.variants import SHARED, variant
 from attnlm.model.own_arguments import CODE, PREFIX
@@ -26,7 +26,13 @@ _FORMAT = 1
 _SHARED = ("block_size", "batch_size", "steps", "eval_every", "eval_tokens", "threads")
 FACTORS = (0.25, 0.5, 1, 2, 4)
 """The values that `tune` tries, as factors of a rung's default."""
-EQUAL = ("tokens", "parameters", "flops", "time")
+_HELD = {
+    "tokens": "all rungs make the same steps: `equal` can hold parameters, flops or time instead",
+    "parameters": "the width of each rung gives it about as many parameters as the first",
+    "flops": "each rung makes the steps that need as many FLOPs as the first with matmuls",
+    "time": "each rung makes the steps that take about as long as those of the first",
+}
+EQUAL = tuple(_HELD)
 TOLERANCE = 0.05
 """The difference, as a fraction, up to which rungs count as equal in what `equal` names."""
 REPAIR = "start another ladder with a lower rate, as bigram:learning_rate=0.01, or repaired code"
@@ -69,6 +75,10 @@ class LadderPlan:
         shared = {key: value for key in _SHARED if (value := getattr(self, key)) is not None}
         return {**shared, **self.adapted.get(rung, {}), "seed": seed, **variant(rung, self.codes)}
 
+    def configs(self) -> dict[str, Config]:
+        """Return the configuration of each rung."""
+        return {rung: resolve(self.settings(rung, self.seed)) for rung in self.rungs}
+
     def adapting(self, settings: Mapping[str, Mapping[str, Any]]) -> LadderPlan:
         """Return the plan in which rungs have more settings of their own."""
         adapted = {r: {**self.adapted.get(r, {}), **settings.get(r, {})} for r in self.rungs}
@@ -82,6 +92,23 @@ class LadderPlan:
             for rung, own in self.adapted.items()
             for setting, value in own.items()
         )
+
+    def notes(self) -> Iterator[str]:
+        """Yield sentences on what the rungs have in common, and in what each has its own."""
+        yield _HELD[self.equal]
+        if self.tune is None:
+            yield (
+                "each rung has its default learning rate, and may prefer another: `tune` "
+                "learning_rate finds one for each"
+            )
+        else:
+            yield (
+                f"each rung has its best {self.tune} of five (1/4 to 4 times its default), each "
+                "tried for a fifth of the steps, without the last tenth of the training split, "
+                "which measures the loss"
+            )
+        if self.adapted:
+            yield f"so the rungs have {self.adaptation}"
 
     def grid(self, rung: str) -> list[float]:
         """Return the values of `tune` to try for a rung: none if the rung's name has a value.

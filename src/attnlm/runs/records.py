@@ -105,6 +105,18 @@ class CheckpointFacts:
         return {"step": self.step, **changed}
 
 
+def dataset_facts(dataset: Dataset) -> DatasetFacts:
+    """Return what a run or a ladder records of its data set."""
+    names = ("name", "train_sha256", "val_sha256", "train_tokens", "val_tokens", "val_bytes")
+    examples = dataset.examples
+    return DatasetFacts(
+        **{name: getattr(dataset, name) for name in (*names, "bigram_loss", "floor")},
+        path=str(dataset.path.absolute()),
+        question_end=None if examples is None else examples.question_end,
+        answer_end=None if examples is None else examples.answer_end,
+    )
+
+
 def has_same_ids(dataset: Dataset, recorded: DatasetFacts) -> bool:
     """Return True if a data set has the ids that a run or a ladder has recorded."""
     hashes = (recorded.train_sha256, recorded.val_sha256)

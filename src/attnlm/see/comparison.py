@@ -7,7 +7,7 @@ import io
 import itertools
 import re
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,15 +24,14 @@ from attnlm.runs.ladder_plan import TOLERANCE, LadderPlan
 from attnlm.runs.records import NOT_COMPARABLE
 from attnlm.runs.run import Result, Run
 from attnlm.see.curves import (
-    FEW_STEPS,
     Line,
     chart_data,
     colours_of,
+    group_lines,
     median,
-    panels_picture,
+    picture,
     recent_fall,
-    run_verdict,
-    seeds_line,
+    verdict,
 )
 from attnlm.see.page import render
 from attnlm.see.verdicts import Pair, interval, interval_text, p_at_most
@@ -57,12 +56,6 @@ _IDEAS = {
     "qwen3": "Qwen3's parts: Llama's, with normalised queries and keys",
 }
 """What each model is, for a page that compares it with others."""
-_HELD = {
-    "tokens": "all rungs make the same steps: `equal` can hold parameters, flops or time instead",
-    "parameters": "the width of each rung gives it about as many parameters as the first",
-    "flops": "each rung makes the steps that need as many FLOPs as the first with matmuls",
-    "time": "each rung makes the steps that take about as long as those of the first",
-}
 
 
 @dataclass(frozen=True)
@@ -97,7 +90,7 @@ class Group:
     @property
     def interval(self) -> tuple[float, float] | None:
         """The 95% interval of the mean; None for one run."""
-        return interval(self.values) if len(self.values) > 1 else None
+        return interval(self.values)
 
     @property
     def p(self) -> float | None:
@@ -115,13 +108,12 @@ class Group:
     @property
     def steps_to_target(self) -> list[float]:
         """The same steps; empty if a run never reached the target."""
-        steps = [step for step in self.reached if step is not None]
-        return steps if len(steps) == len(self.reached) else []
+        return [] if None in self.reached else [step for step in self.reached if step is not None]
 
     @property
     def result(self) -> Result:
         """The results of `shown`."""
-        return median(self.results, key=lambda result: result.final.val_loss)
+        return median(self.results)
 
     @property
     def shown(self) -> Run:
@@ -137,7 +129,7 @@ class Group:
     @property
     def verdict(self) -> str:
         """A sentence on how the training of `shown` went."""
-        return run_verdict(self.shown, self.result)
+        return verdict(self.shown, self.result)
 
     @property
     def flops(self) -> int:
@@ -148,8 +140,8 @@ class Group:
     @cached_property
     def about(self) -> dict[str, Any]:
         """The settings, data and origin that all its runs have in common."""
-        first, *others = map(_about, self.runs)
-        return {k: v for k, v in first.items() if all(other.get(k) == v for other in others)}
+        every = [*map(_about, self.runs)]
+        return {k: v for k, v in every[0].items() if _are_equal([one.get(k) for one in every])}
 
     def facts(self) -> dict[str, Any]:
         """Return the group as JSON values."""
@@ -167,7 +159,7 @@ class Group:
             "p_of_target": self.p,
             "reached": self.reached,
             "reached_mean": statistics.fmean(steps) if steps else None,
-            "reached_interval": interval(steps) if len(steps) > 1 else None,
+            "reached_interval": interval(steps),
             "runs": runs,
         }
 
@@ -210,24 +202,22 @@ class Comparison:
         return [group for group in self.groups if group.values]
 
     @cached_property
-    def differences(self) -> dict[str, tuple[Any, ...]]:
+    def differences(self) -> dict[str, dict[str, Any]]:
         """The settings, data and origins in which groups differ: for each, its value in each group
         that has runs, None where it has none or several."""
-        every = [group.about for group in self.groups if group.runs]
-        rows = {
-            k: tuple(one.get(k) for one in every) for k in dict.fromkeys(itertools.chain(*every))
-        }
-        return {k: row for k, row in rows.items() if any(value != row[0] for value in row)}
+        about = {group.name: group.about for group in self.groups if group.runs}
+        keys = dict.fromkeys(itertools.chain(*about.values()))
+        rows = {key: {name: one.get(key) for name, one in about.items()} for key in keys}
+        return {key: row for key, row in rows.items() if not _are_equal([*row.values()])}
 
     # --- Tables and conclusions -------------------------------------------------------------------
 
     def difference_table(self) -> Table:
         """Return the names of the groups, and a row for each of `differences`."""
-        rows = [
-            [key, *("" if value is None else _short(value) for value in row)]
-            for key, row in self.differences.items()
-        ]
-        return ["difference", *(group.name for group in self.groups if group.runs)], rows
+        rows = self.differences.items()
+        return _table(
+            [{"difference": key, **{n: _short(v) for n, v in row.items()}} for key, row in rows]
+        )
 
     def table(self) -> Table:
         """Return the names of the columns, and a row for each group."""
@@ -242,9 +232,7 @@ class Comparison:
                     _MEASURES[self.measure]: f"{group.mean:.4f}",
                     "interval": interval_text(group.interval),
                     "right answers": "" if final.accuracy is None else f"{final.accuracy:.1%}",
-                    "bits/byte": ""
-                    if final.bits_per_byte is None
-                    else f"{final.bits_per_byte:.3f}",
+                    "bits/byte": "" if (bits := final.bits_per_byte) is None else f"{bits:.3f}",
                     "steps": f"{last.step:,}",
                     "seconds": f"{last.seconds:.1f}",
                 }
@@ -256,7 +244,7 @@ class Comparison:
                 row |= {
                     "p of target": "" if group.p is None else f"{group.p:.2g}",
                     "steps to it": f"{statistics.fmean(steps):,.0f}" if steps else f"{never} never",
-                    "their interval": interval_text(interval(steps), ",.0f") if steps[1:] else "",
+                    "their interval": interval_text(interval(steps), ",.0f"),
                 }
         return _table(rows)
 
@@ -308,13 +296,13 @@ class Comparison:
         none = f"no difference is shown between {group} and {rival}"
         if pair.seeds_needed is None:
             return f"{none}: one of {amount} would take over 100 seeds"
-        both = [one for one in self.measured if one.name in pair.groups]
-        more = [max(0, pair.seeds_needed - len(one.runs)) for one in both]
-        means = [statistics.fmean(r.last.seconds for r in one.results) for one in both]
-        takes = duration(sum(n * seconds for n, seconds in zip(more, means, strict=True)), 2)
+        seconds = 0.0
+        for one in (one for one in self.measured if one.name in pair.groups):
+            mean = statistics.fmean(result.last.seconds for result in one.results)
+            seconds += max(0, pair.seeds_needed - len(one.runs)) * mean
         return (
-            f"{none}: {pair.seeds_needed} seeds would show one of {amount}, in about {takes} more "
-            "at the speed of these runs"
+            f"{none}: {pair.seeds_needed} seeds would show one of {amount}, in about "
+            f"{duration(seconds, 2)} more at the speed of these runs"
         )
 
     # --- What makes it unfair ---------------------------------------------------------------------
@@ -322,63 +310,53 @@ class Comparison:
     @property
     def _unequal(self) -> dict[str, str]:
         """The rungs that have not the parameters of the first although they should: ` (-12%)`."""
-        if self.plan is None or self.plan.equal != "parameters":
-            return {}
         counts = {group.name: group.shown.parameters for group in self.measured}
-        ratios = {name: n / counts[self.measured[0].name] - 1 for name, n in counts.items()}
-        return {name: f" ({r:+.0%})" for name, r in ratios.items() if abs(r) > TOLERANCE}
+        wanted = self.plan and self.plan.equal == "parameters" and counts.get(self.plan.rungs[0])
+        if not wanted:  # the first rung may have failed
+            return {}
+        off = {name: count / wanted - 1 for name, count in counts.items()}
+        return {name: f" ({r:+.0%})" for name, r in off.items() if abs(r) > TOLERANCE}
 
     @property
     def warnings(self) -> list[str]:
         """Sentences on differences that make the comparison unfair."""
-        if not self.measured:
-            return []
-        return [*self._data_warnings(), *self._model_warnings(), *self._step_warnings()]
+        return [*self._warnings()] if self.measured else []
 
-    def _data_warnings(self) -> Iterator[str]:
+    def _warnings(self) -> Iterator[str]:
+        data = {group.name: group.about.get("train_sha256") for group in self.measured}
         if self.measure == "val_loss" and "val_sha256" in self.differences:
             yield "losses are of different validation splits: compare bits per byte, not per token"
+        elif self.measure != BITS and "train_sha256" in self.differences:
+            first, *others = (name for name in data)
+            others = [name for name in others if data[name] != data[first]]
+            yield f"trained on other data than {first}: {listed(others)}"
         for group in self.measured:
             if group.shown.leaks:
                 yield f"the loss of {group.name} is {NOT_COMPARABLE}"
-
-    def _model_warnings(self) -> Iterator[str]:
         own = [group.name for group in self.measured if group.shown.config.codes]
         if own and len(own) < len(self.measured):
             yield (
                 f"seconds: {', '.join(own)} ran as PyTorch modules; the others have faster forms, "
                 "so that a difference in time is not the cost of the idea"
             )
-        rates = self._by_value(
-            lambda training: f"{training.optimizer}, learning rate {training.learning_rate:g}"
-        )
         is_tuned = self.plan is not None and self.plan.tune == "learning_rate"
         is_model = self.differences.keys() - fields_of(TrainingConfig).keys()
-        if len(rates) > 1 and is_model and not is_tuned:
-            yield f"optimizer and learning rate differ as well as the model: {'; '.join(rates)}"
-        batches = self._by_value(lambda training: f"batches of {training.batch_size}")
-        if len(batches) > 1 or "block_size" in self.differences:
-            yield f"steps are not equally large, in tokens: {'; '.join(batches)}"
+        whys = dict.fromkeys(("batch_size", "block_size"), "steps are not equally large, in tokens")
+        if is_model and not is_tuned:
+            whys |= dict.fromkeys(("optimizer", "learning_rate"), "not only the model differs")
+        for key, why in whys.items():
+            if values := self.differences.get(key):
+                which = (f"{_short(value)} in {name}" for name, value in values.items())
+                yield f"{why}: {key.replace('_', ' ')} is {', '.join(which)}"
         for name, off in self._unequal.items():
             yield f"parameters are not equal in all rungs: {name}{off}"
-        by_size = sorted(self.measured, key=lambda group: group.shown.parameters)
-        small, large = by_size[0], by_size[-1]
+        small, large = (
+            pick(self.measured, key=lambda group: group.shown.parameters) for pick in (min, max)
+        )
         times = large.shown.parameters / small.shown.parameters
         if times > 2 and not self._unequal:
             yield f"{large.name} has {times:,.1f} times as many parameters as {small.name}"
-
-    def _by_value(self, text: Callable[[TrainingConfig], str]) -> list[str]:
-        """Return the groups by what a text says of them: `bigram, average (batches of 8)`."""
-        named: dict[str, list[str]] = {}
-        for group in self.measured:
-            named.setdefault(text(group.shown.config.training), []).append(group.name)
-        return [f"{', '.join(names)} ({value})" for value, names in named.items()]
-
-    def _step_warnings(self) -> Iterator[str]:
         ranked = sorted(self.measured, key=lambda group: group.result.final.val_loss)
-        fewest = min(self.measured, key=lambda group: group.result.last.step)
-        if (steps := fewest.result.last.step) < FEW_STEPS:
-            yield f"models learn next to nothing in so few steps: {fewest.name} made {steps}"
         for one, other in itertools.pairwise(ranked):
             apart = other.result.final.val_loss - one.result.final.val_loss
             fall = max(recent_fall(group.result.records) for group in (one, other))
@@ -394,16 +372,20 @@ class Comparison:
         return [*self._notes()]
 
     def _notes(self) -> Iterator[str]:
+        runs = {group.name: group.runs for group in self.groups}
         if self.measure == BITS:
             yield "the tokenizers differ: bits per byte of the same text are compared"
-        for group, rival in (pair.groups for pair in self.pairs if not pair.paired):
-            seeds = [
-                {run.config.training.seed for run in one.runs}
-                for one in self.groups
-                if one.name in (group, rival)
-            ]
-            what = "batches" if seeds[0] == seeds[1] else "seeds"
-            yield f"{group} and {rival} are compared by Welch's test: the {what} differ"
+        every = itertools.chain(*runs.values())
+        is_by_loss = any(run.config.training.best_by != "accuracy" for run in every)
+        if self.measure == "accuracy" and is_by_loss:
+            yield (
+                "accuracy is that of the checkpoint with the lowest loss: `best_by` accuracy keeps "
+                "the one with the most right answers"
+            )
+        for both in (pair.groups for pair in self.pairs if not pair.paired):
+            group, rival = ({run.config.training.seed for run in runs[name]} for name in both)
+            what = "batches" if group == rival else "seeds"
+            yield f"{' and '.join(both)} are compared by Welch's test: the {what} differ"
         for part in dict.fromkeys(group.result.part for group in self.measured):
             if part:
                 yield f"losses were measured on {part}"
@@ -413,32 +395,17 @@ class Comparison:
                 "95% by Student's t, and wider by Holm's method for several pairs"
             )
         if self.plan is not None:
-            yield _HELD[self.plan.equal]
-            yield (
-                "each rung has its default learning rate, and may prefer another: `tune` "
-                "learning_rate finds one for each"
-                if self.plan.tune is None
-                else f"each rung has its best {self.plan.tune} of five (1/4 to 4 times its "
-                "default), each tried for a fifth of the steps, without the last tenth of the "
-                "training split, which measures the loss"
-            )
-            if self.plan.adapted:
-                yield f"so the rungs have {self.plan.adaptation}"
+            yield from self.plan.notes()
 
     # --- Files ------------------------------------------------------------------------------------
 
     def facts(self) -> dict[str, Any]:
         """Return all of it as JSON values."""
-        names = [group.name for group in self.groups if group.runs]
-        rows = self.differences.items()
+        names = ("measure", "differences", "verdict", "warnings", "notes")
         return {
-            "measure": self.measure,
+            **{name: getattr(self, name) for name in names},
             "groups": [group.facts() for group in self.groups],
-            "differences": {key: dict(zip(names, row, strict=True)) for key, row in rows},
             "comparisons": [asdict(pair) for pair in self.pairs],
-            "verdict": self.verdict,
-            "warnings": self.warnings,
-            "notes": self.notes,
             "ladder": self.plan and {"path": str(self.path), **asdict(self.plan)},
         }
 
@@ -450,18 +417,17 @@ class Comparison:
         """
         path = Path(path)
         kind = path.suffix.lower().removeprefix(".")
-        if kind not in ("html", "csv", "tex", "png", "svg", "pdf"):
-            hint = "end it with .html, .csv, .tex, .png, .svg or .pdf"
-            raise UsageError(f"{path} has no known kind of file", hint)
         if kind == "html":
             content = self._page()
         elif kind == "csv":
             content = self._csv()
         elif kind == "tex":
             content = _latex(*(self.pair_table() if self.pair_table()[1] else self.table()))
+        elif kind in ("png", "svg", "pdf"):
+            content = picture(self._curves("tokens"), self.references, "tokens", format=kind)
         else:
-            curves = {"tokens": self._curves("tokens")}
-            content = panels_picture(curves, self.references, format=kind)
+            hint = "end it with .html, .csv, .tex, .png, .svg or .pdf"
+            raise UsageError(f"{path} has no known kind of file", hint)
         files.write_bytes(path, content)
         return path
 
@@ -476,8 +442,7 @@ class Comparison:
 
     def _curves(self, x: str) -> list[Line]:
         """Return the curve of each group by `x`, which is tokens or seconds."""
-        colours = colours_of(group.name for group in self.groups)
-        return [seeds_line(g.name, g.results, x, colours[g.name]) for g in self.measured]
+        return group_lines({group.name: group.results for group in self.groups}, x)
 
     @property
     def references(self) -> dict[str, float]:
@@ -489,26 +454,22 @@ class Comparison:
     def _page(self) -> bytes:
         from attnlm.see.model_page import first_text, models_to_try
 
-        references, per = self.references, "nats per token"
-        charts = {
-            f"Validation loss in {per} by {x}": chart_data(self._curves(x), references, x)
-            for x in ("tokens", "seconds")
-        }
+        references = self.references
         runs = {group.name: group.shown for group in self.groups if group.runs}
         models = models_to_try(runs)
         prompt = (self.plan and self.plan.prompt) or first_text([*runs.values()])
-        notes = [re.sub(r"`(\w+)`", lambda word: flag(word[1]), one) for one in self.notes]
+        axes = ("tokens", "seconds")
+        charts = [chart_data(self._curves(x), references, x) for x in axes]
         return render(
             "comparison.html",
             script="comparison_page.js",
-            data={"models": models, "prompt": prompt, "charts": [*charts.values()]},
+            data={"models": models, "prompt": prompt, "charts": charts},
             found=self,
             heading=f"{listed([*runs])} compared",
-            models=models,
-            captions=[*charts],
+            captions=[f"Validation loss in nats per token by {x}" for x in axes],
             colours=colours_of(group.name for group in self.groups),
             references=references,
-            notes=notes,
+            notes=[re.sub(r"`(\w+)`", lambda word: flag(word[1]), one) for one in self.notes],
             train_sha256=next(iter(runs.values())).dataset.train_sha256,
             version=attnlm.__version__,
         )
@@ -527,8 +488,14 @@ def _step_at(result: Result, target: float) -> float | None:
     return None
 
 
+def _are_equal(values: Sequence[object]) -> bool:
+    return all(value == values[0] for value in values)
+
+
 def _short(value: object) -> str:
-    return f"{value:.5g}" if isinstance(value, float) else f"{value}"[:40]
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    return "" if value is None else f"{value}"[:40]
 
 
 def _table(rows: Sequence[Mapping[str, str]]) -> Table:

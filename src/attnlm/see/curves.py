@@ -8,21 +8,17 @@ import itertools
 import math
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 from attnlm.base import files
 from attnlm.base.events import Note, OnEvent
 from attnlm.runs.journal import EvaluationRecord
-from attnlm.runs.records import DatasetFacts
 from attnlm.runs.run import Result, Run
 from attnlm.see.pictures import fixed_style
 from attnlm.training.events import Evaluated, Finished, Started
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 _INK, _QUIET = "#2b2f36", "#7d838d"
 # Distinct for the colour-blind and in greyscale; the training loss is dashed.
@@ -33,7 +29,6 @@ _COLOURS = (
     "#c2554d", "#8c6bb1", "#5f7f4f",
 )  # fmt: skip
 _IN_A_PAGE = {_TRAINING: "var(--training)", _VALIDATION: "var(--validation)"}  # of page.css
-FEW_STEPS = 10  # with fewer, a model learns next to nothing
 _MARKERS = "os^Dv*PX"  # curves differ not only in colour
 _STYLE: dict[str, Any] = {
     "axes.edgecolor": _QUIET,
@@ -66,7 +61,6 @@ class Line:
     x: Sequence[float]
     losses: Sequence[float]
     colour: str
-    dashed: bool = False
     band: Sequence[tuple[float, float]] = ()
     """the lowest and highest loss of several seeds at each x, if measured"""
     accuracy: Sequence[float] = ()
@@ -82,8 +76,32 @@ def run_lines(records: Sequence[EvaluationRecord]) -> list[Line]:
     lines = [Line("validation", steps, losses, _VALIDATION, accuracy=accuracy)]
     trained = {r.step: r.train_loss for r in records if r.train_loss is not None}
     if trained:
-        lines.append(Line("training", [*trained], [*trained.values()], _TRAINING, dashed=True))
+        lines.append(Line("training", [*trained], [*trained.values()], _TRAINING))
     return lines
+
+
+def group_lines(groups: Mapping[str, Sequence[Result]], x: str) -> list[Line]:
+    """Return the curve by `x`, tokens or seconds, of the run with the median loss of each group.
+
+    A curve by tokens has a band from the lowest to the highest loss of all seeds, unless there is
+    one seed only or a seed lacks an evaluation.
+    """
+    colours = colours_of(groups)
+    lines = []
+    for name, results in groups.items():
+        if results:
+            shown = median(results).records
+            xs, losses = [getattr(record, x) for record in shown], [r.val_loss for r in shown]
+            seeds = [[record.val_loss for record in result.records] for result in results]
+            has_band = x == "tokens" and len({*map(len, seeds)}) == 1 < len(seeds)
+            band = [(min(at), max(at)) for at in zip(*seeds, strict=True)] if has_band else ()
+            lines.append(Line(name, xs, losses, colours[name], band))
+    return lines
+
+
+def median(results: Sequence[Result]) -> Result:
+    """Return the results with the median loss, or the lower of the two in the middle."""
+    return sorted(results, key=lambda result: result.final.val_loss)[(len(results) - 1) // 2]
 
 
 def colours_of(models: Iterable[str]) -> dict[str, str]:
@@ -91,20 +109,18 @@ def colours_of(models: Iterable[str]) -> dict[str, str]:
     return dict(zip(models, itertools.cycle(_COLOURS), strict=False))
 
 
-def is_logarithmic(lines: Sequence[Line], x_label: str) -> bool:
-    """Return True if the x axis should be logarithmic, as for seconds that differ tenfold."""
-    ends = [line.x[-1] for line in lines if line.x]
-    is_wide = x_label == "seconds" and min(ends, default=0) < max(ends, default=0) / 10
-    return is_wide or x_label not in ("step", "tokens", "seconds")
-
-
 def chart_data(
     lines: Sequence[Line], references: Mapping[str, float], x_label: str
 ) -> dict[str, Any]:
-    """Return the JSON values from which chart.js draws curves, and lines for `references`."""
+    """Return the JSON values from which chart.js draws curves, and lines for `references`.
+
+    The axis of seconds is logarithmic if they differ tenfold.
+    """
+    ends = [line.x[-1] for line in lines]
+    is_wide = min(ends, default=0) < max(ends, default=0) / 10
     return {
         "x": x_label,
-        "isLogarithmic": is_logarithmic(lines, x_label),
+        "isLogarithmic": x_label == "seconds" and is_wide,
         "baselines": [*references.items()],
         "lines": [
             {
@@ -143,7 +159,7 @@ class CurveDrawer:
             # A figure is a reference cycle: without this, about thirty would stay in memory.
             gc.collect(1)
         except Exception as error:  # noqa: BLE001 - a run must not fail for a picture
-            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            reason = getattr(error, "strerror", None) or repr(error)
             self._on_event(Note(f"curve.png cannot be drawn: {reason}"))
             self._run = None
         self._due = time.perf_counter() + _SECONDS_BETWEEN_DRAWINGS
@@ -158,106 +174,65 @@ def draw_run(run: Run, path: Path) -> None:
     result = run.result()
     if result is None or len(result.records) < 2:
         return
-    words = run_verdict(run, result)
+    words = verdict(run, result)
     if run.evaluated_part:
         words += f"; validation loss on {run.evaluated_part}"
     title = f"{run.name}\n{textwrap.fill(words, 88)}"
-    panels = {"step": run_lines(result.records)}
-    files.write_bytes(path, panels_picture(panels, run.references(), title))
+    lines = run_lines(result.records)
+    files.write_bytes(path, picture(lines, run.references(), "step", title))
 
 
-def seeds_line(label: str, results: Sequence[Result], x: str, colour: str) -> Line:
-    """Return the curve of the run with the median loss of all seeds by `x`, tokens or seconds.
-
-    A curve by tokens has a band from the lowest to the highest loss of all seeds, unless there is
-    one seed only or a seed lacks an evaluation.
-    """
-    shown = median(results, key=lambda result: result.final.val_loss)
-    seeds = [[record.val_loss for record in result.records] for result in results]
-    has_band = x == "tokens" and len({*map(len, seeds)}) == 1 < len(seeds)
-    return Line(
-        label=label,
-        x=[getattr(record, x) for record in shown.records],
-        losses=[record.val_loss for record in shown.records],
-        colour=colour,
-        band=[(min(at), max(at)) for at in zip(*seeds, strict=True)] if has_band else (),
-    )
-
-
-_T = TypeVar("_T")
-
-
-def median(items: Sequence[_T], key: Callable[[_T], float]) -> _T:
-    """Return the item with the median key, or the lower of the two in the middle."""
-    return sorted(items, key=key)[(len(items) - 1) // 2]
-
-
-def panels_picture(
-    panels: Mapping[str, Sequence[Line]],
+def picture(
+    lines: Sequence[Line],
     references: Mapping[str, float],
+    x_label: str,
     title: str = "",
-    *,
     format: str = "png",
 ) -> bytes:
-    """Return a picture (png, svg or pdf) with a panel for each x-axis label: curves, and lines for
-    `references`."""
+    """Return a picture (png, svg or pdf) of curves, and lines for `references`.
+
+    The legend shows the last loss of each curve. Shares of right answers are dotted, with an axis
+    of their own on the right.
+    """
     with fixed_style(**_STYLE):
         from matplotlib.figure import Figure
+        from matplotlib.ticker import PercentFormatter
 
-        names = [line.label for lines in panels.values() for line in lines]
-        width = 4.6 + 0.08 * max(map(len, [*names, *references]), default=0)  # with the legend
-        figure = Figure(figsize=(len(panels) * width, 3.6), layout="constrained")
-        grid = figure.subplots(1, len(panels), squeeze=False)
-        for axes, (x_label, lines) in zip(grid[0], panels.items(), strict=True):
-            _draw_losses(axes, lines, references, x_label)
+        longest = max(map(len, [*(line.label for line in lines), *references]), default=0)
+        figure = Figure(figsize=(4.6 + 0.08 * longest, 3.6), layout="constrained")
+        axes = figure.subplots()
+        for label, loss in references.items():
+            axes.axhline(loss, label=f"{label} {loss:z.3f}", zorder=1, color=_QUIET, linestyle="--")
+        right = axes.twinx() if any(line.accuracy for line in lines) else None
+        for line, marker in zip(lines, itertools.cycle(_MARKERS), strict=False):
+            style = "--" if line.colour == _TRAINING else "-"
+            label = f"{line.label} {line.losses[-1]:.3f}"
+            drawn: dict[str, Any] = {"marker": marker, "markersize": 4, "linestyle": style}
+            axes.plot(line.x, line.losses, label=label, color=line.colour, **drawn)
+            if line.band:
+                low, high = zip(*line.band, strict=True)
+                axes.fill_between(line.x, low, high, color=line.colour, alpha=0.2, linewidth=0)
+            if right is not None and line.accuracy:
+                right.plot(line.x, line.accuracy, color=line.colour, linestyle=":")
+                right.set_ylim(0, 1.02)
+                right.yaxis.set_major_formatter(PercentFormatter(1))
+                right.set_ylabel("right answers (dotted)")
+        axes.legend(loc="center left", bbox_to_anchor=(1.0 if right is None else 1.16, 0.5))
+        axes.set_ylabel("loss, nats per token")
+        axes.set_xlabel(x_label)
         figure.suptitle(title, x=0.01, ha="left", fontsize=9)
         file = io.BytesIO()
         figure.savefig(file, format=format, dpi=120)
     return file.getvalue()
 
 
-def _draw_losses(
-    axes: Axes, lines: Sequence[Line], references: Mapping[str, float], x_label: str
-) -> None:
-    """Draw curves, and a horizontal line for each reference loss.
-
-    The legend shows the last loss of each curve. Shares of right answers are dotted, with an axis
-    of their own on the right.
-    """
-    from matplotlib.ticker import PercentFormatter
-
-    for label, loss in references.items():
-        axes.axhline(loss, label=f"{label} {loss:z.3f}", zorder=1, color=_QUIET, linestyle="--")
-    right = axes.twinx() if any(line.accuracy for line in lines) else None
-    for line, marker in zip(lines, itertools.cycle(_MARKERS), strict=False):
-        style: dict[str, Any] = {"color": line.colour, "marker": marker, "markersize": 4}
-        style["linestyle"] = "--" if line.dashed else "-"
-        axes.plot(line.x, line.losses, label=f"{line.label} {line.losses[-1]:.3f}", **style)
-        if line.band:
-            low, high = zip(*line.band, strict=True)
-            axes.fill_between(line.x, low, high, color=line.colour, alpha=0.2, linewidth=0)
-        if right is not None and line.accuracy:
-            right.plot(line.x, line.accuracy, color=line.colour, linestyle=":")
-            right.set_ylim(0, 1.02)
-            right.yaxis.set_major_formatter(PercentFormatter(1))
-            right.set_ylabel("right answers (dotted)")
-    axes.legend(loc="center left", bbox_to_anchor=(1.0 if right is None else 1.16, 0.5))
-    axes.set_ylabel("loss, nats per token")
-    axes.set_xlabel(x_label)
-    if is_logarithmic(lines, x_label):
-        axes.set_xscale("log")
-        axes.set_xlabel(f"{x_label}, logarithmic")
-
-
-def verdict(records: Sequence[EvaluationRecord], dataset: DatasetFacts, model: str) -> str:
-    """Return a sentence on whether the validation loss still falls, has levelled off, or rises.
-
-    `records` are oldest first. `dataset` has the reference losses. `model` is the model's name.
-    """
+def verdict(run: Run, result: Result) -> str:
+    """Return a sentence on whether the validation loss still falls, has levelled off, or rises."""
+    records, dataset = result.records, run.dataset
     tokens = records[-1].evaluated_tokens or math.inf
     accuracy = records[-1].accuracy
     words = [] if accuracy is None else [f"{accuracy:.1%} of answers right at the last step"]
-    bigram_loss = dataset.bigram_loss if model == "bigram" else None
+    bigram_loss = dataset.bigram_loss if run.config.spec.name == "bigram" else None
     words.append(_trend_sentence(records, dataset.floor, bigram_loss, tokens))
     best_loss = min(record.val_loss for record in records)
     if dataset.bigram_loss is not None and best_loss > dataset.bigram_loss + _NOTICEABLE:
@@ -265,11 +240,6 @@ def verdict(records: Sequence[EvaluationRecord], dataset: DatasetFacts, model: s
     if tokens < _FEW_TOKENS and accuracy is None:
         words.append(f"{tokens:,} validation tokens are too few for a reliable loss")
     return "; ".join(words)
-
-
-def run_verdict(run: Run, result: Result) -> str:
-    """Return the verdict on a run's training."""
-    return verdict(result.records, run.dataset, run.config.spec.name)
 
 
 def recent_fall(records: Sequence[EvaluationRecord]) -> float:

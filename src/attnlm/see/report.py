@@ -22,7 +22,7 @@ from attnlm.runs.journal import Snapshot
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Result, Run, open_run, run_summary
 from attnlm.see.attend import CAUTION, Attention, compute_attention
-from attnlm.see.curves import chart_data, run_lines, run_verdict
+from attnlm.see.curves import chart_data, run_lines, verdict
 from attnlm.see.head_scores import PATTERNS, TooShortError
 from attnlm.see.heads import HeadsReport, heads
 from attnlm.see.model_page import first_text, models_to_try
@@ -65,7 +65,7 @@ class Report:
         """A sentence on how the training went."""
         if self.result is None:
             return "it was imported, so the page shows no training"
-        return run_verdict(self.run, self.result)
+        return verdict(self.run, self.result)
 
     def facts(self) -> dict[str, Any]:
         """Return the main results as JSON values."""

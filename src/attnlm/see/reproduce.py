@@ -50,7 +50,7 @@ def import_command(run: Run) -> str:
 def ladder_command(plan: LadderPlan, baseline: str | None = None) -> str:
     """Return the command that trains a ladder again, by steps."""
     dataset = plan.dataset
-    usual = Path(dataset.path) == Path(DATA_DIR) / dataset.name
+    usual = Path(dataset.path).absolute() == Path(DATA_DIR).absolute() / dataset.name
     words = ["attnlm", "ladder", dataset.name if usual else dataset.path]
     words += ["--rungs", ",".join(plan.rungs)]
     names = ("steps", "eval_every", "seed", "seeds", "tune", "equal", "tokens", "eval_tokens")

@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 FALSE_CLAIMS = 0.05
 """The largest probability that a ladder of equal rungs claims any difference."""
 _ROUNDING = 1e-5
@@ -62,7 +64,10 @@ class _Difference(NamedTuple):
     growth: float
     """the degrees of freedom that each seed more adds"""
     paired: bool
-    is_rounding: bool
+
+    @property
+    def is_rounding(self) -> bool:
+        return self.paired and not self.mean and not self.variance
 
     @property
     def p(self) -> float:
@@ -94,18 +99,20 @@ def compare_pairs(
     pairs_left = len(differences)
     is_shown = True
     for both, d in sorted(differences.items(), key=lambda item: item[1].p):
-        otherwise = "the same" if d.is_rounding else "not shown"
-        if not d.freedom or (are_shares and not d.error and not d.is_rounding):
-            compared[both] = Pair(both, d.mean, None, otherwise, None, None, d.paired)
-            continue
-        tails = FALSE_CLAIMS / pairs_left
-        is_shown = is_shown and d.p < tails
-        pairs_left -= is_shown
-        verdict = ("better" if d.mean > 0 else "worse") if is_shown else otherwise
-        half = t_quantile(tails, d.freedom) * d.error
-        needed = None if is_shown else _seeds_needed(d, tails)
-        found = (d.mean - half, d.mean + half)
-        compared[both] = Pair(both, d.mean, found, verdict, needed, d.p, d.paired)
+        verdict = "the same" if d.is_rounding else "not shown"
+        found = needed = p = None
+        if d.freedom and (d.error or d.is_rounding or not are_shares):
+            p = d.p
+            tails = FALSE_CLAIMS / pairs_left
+            is_shown = is_shown and p < tails
+            pairs_left -= is_shown
+            half = t_quantile(tails, d.freedom) * d.error
+            found = (d.mean - half, d.mean + half)
+            if is_shown:
+                verdict = "better" if d.mean > 0 else "worse"
+            else:
+                needed = _seeds_needed(d, tails)
+        compared[both] = Pair(both, d.mean, found, verdict, needed, p, d.paired)
     return [compared[both] for both in differences]
 
 
@@ -116,14 +123,13 @@ def interval_text(interval: tuple[float, float] | None, format: str = "z.4f") ->
     return f"{interval[0]:{format}} to {interval[1]:{format}}".replace("-", "−")
 
 
-def interval(values: Sequence[float], tails: float = FALSE_CLAIMS) -> tuple[float, float]:
-    """Return the interval that misses the mean of a normal distribution with probability `tails`.
-
-    `values` are at least two draws from the distribution.
-    """
+def interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return the 95% interval of the mean of a normal distribution; None for one draw from it."""
+    if len(values) < 2:
+        return None
     mean = statistics.fmean(values)
     error = statistics.stdev(values) / math.sqrt(len(values))
-    half = t_quantile(tails, len(values) - 1) * error
+    half = t_quantile(FALSE_CLAIMS, len(values) - 1) * error
     return mean - half, mean + half
 
 
@@ -145,10 +151,9 @@ def _difference(group: Mapping[Any, float], rival: Mapping[Any, float]) -> _Diff
         pairs = [(group[key], rival[key]) for key in group]
         samples = [[0.0 if math.isclose(a, b, rel_tol=_ROUNDING) else b - a for a, b in pairs]]
     mean = math.fsum(map(statistics.fmean, samples))
-    is_rounding = paired and not any(samples[0])
     sizes = [*map(len, samples)]
     if min(sizes) < 2:
-        return _Difference(mean, 0.0, 0.0, 0.0, 0.0, paired, is_rounding)
+        return _Difference(mean, 0.0, 0.0, 0.0, 0.0, paired)
     variances = [*map(statistics.variance, samples)]
     parts = [variance / n for variance, n in zip(variances, sizes, strict=True)]
     freedom = growth = float(sum(sizes) - len(sizes))
@@ -157,7 +162,7 @@ def _difference(group: Mapping[Any, float], rival: Mapping[Any, float]) -> _Diff
         growth = sum(variances) ** 2 / sum(variance**2 for variance in variances)
     error = math.sqrt(sum(parts))
     # Rounded, so that it is the same whole number for all paired samples of one size.
-    return _Difference(mean, sum(variances), error, round(freedom, 9), growth, paired, is_rounding)
+    return _Difference(mean, sum(variances), error, round(freedom, 9), growth, paired)
 
 
 def _moderated(
@@ -177,22 +182,20 @@ def _moderated(
     if to_baseline:
         most = min(0.15 * (groups - 2) * own, own / 2)
     logs = [math.log(d.variance) - _digamma(own / 2) + math.log(own / 2) for d in known]
-    spread = statistics.variance(logs) - _trigamma(own / 2)
+    spread = statistics.variance(logs) - _zeta(2, own / 2)
     prior, log_usual = most, statistics.fmean(logs)
     if spread > 0:
         estimated = 2 * _inverse_trigamma(spread)
         log_usual += _digamma(estimated / 2) - math.log(estimated / 2)
         prior = min(most, estimated)
     usual = math.exp(log_usual)
-
-    def moderated(d: _Difference) -> _Difference:
-        if d.is_rounding or not d.freedom:
-            return d
+    moderated = {}
+    for names, d in differences.items():
         variance = (prior * usual + own * d.variance) / (prior + own)
         error = math.sqrt(variance / (own + 1))
-        return d._replace(variance=variance, error=error, freedom=prior + own)
-
-    return {names: moderated(d) for names, d in differences.items()}
+        drawn = d._replace(variance=variance, error=error, freedom=prior + own)
+        moderated[names] = drawn if d.freedom and not d.is_rounding else d
+    return moderated
 
 
 def _seeds_needed(difference: _Difference, tails: float) -> int | None:
@@ -213,69 +216,49 @@ def _seeds_needed(difference: _Difference, tails: float) -> int | None:
 
 # --- Distributions --------------------------------------------------------------------------------
 
+# Student's t is √ν sinh(y), where the density of y is proportional to cosh(y)^−ν. Areas under it
+# are sums over these steps, which are doubly exponential: their error is that of rounding.
+_W = np.arange(-4, 5, 1 / 8)
+_STEPS = np.exp(_W - np.exp(-_W))
+_WIDTHS = _STEPS * (1 + np.exp(-_W)) / 8
+_TERMS = np.arange(4000.0)
+
+
+def _area(y: float, freedom: float) -> float:
+    """Return √ν times the area under cosh^−ν from `y` on."""
+    at = y + _STEPS / math.sqrt(freedom)
+    return float(_WIDTHS @ np.exp(-freedom * (np.logaddexp(at, -at) - math.log(2))))
+
 
 def t_tails(t: float, freedom: float) -> float:
     """Return the probability that Student's |t| exceeds `t`, for any degrees of freedom above 0."""
-    return _beta_share(freedom / (freedom + t * t), freedom / 2, 0.5)
+    return _area(math.asinh(abs(t) / math.sqrt(freedom)), freedom) / _area(0.0, freedom)
 
 
 @functools.cache
 def t_quantile(tails: float, freedom: float) -> float:
     """Return the value that |t| exceeds with the probability `tails`."""
-    low, high = 0.0, math.pi / 2  # an angle, whose tangent is t/√freedom
-    for _ in range(50):
-        angle = (low + high) / 2
-        exceeds = _beta_share(math.cos(angle) ** 2, freedom / 2, 0.5) > tails
-        low, high = (angle, high) if exceeds else (low, angle)
-    return math.tan(high) * math.sqrt(freedom)
-
-
-def _beta_share(x: float, a: float, b: float) -> float:
-    """Return I_x(a, b), the regularised incomplete beta function: DLMF 8.17.22, as Lentz does."""
-    if x > (a + 1) / (a + b + 2):
-        return 1 - _beta_share(1 - x, b, a)
-    if x <= 0:
-        return 0.0
-    scale = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
-    front = math.exp(scale + a * math.log(x) + b * math.log1p(-x)) / a
-    fraction, c, d = 1.0, 1.0, 0.0
-    for m in range(500):
-        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        even = (m + 1) * (b - m - 1) * x / ((a + 2 * m + 1) * (a + 2 * m + 2))
-        for part in (odd, even):
-            d = 1 / (1 + part * d)
-            c = 1 + part / c
-            fraction *= c * d
-        if abs(c * d - 1) < 1e-15:
-            break
-    return front / fraction
+    y, whole, root = 0.0, _area(0.0, freedom), math.sqrt(freedom)
+    for _ in range(10):  # Newton's method for the logarithm of the area, which is concave
+        area = _area(y, freedom)
+        y += area / root * math.log(area / whole / tails) * math.cosh(y) ** freedom
+    return math.sinh(y) * root
 
 
 def _digamma(x: float) -> float:
-    """Return the derivative of ln Γ: DLMF 5.5.2, then 5.11.2."""
-    below = 0.0
-    while x < 10:
-        below -= 1 / x
-        x += 1
-    f = 1 / (x * x)
-    series = f * (1 / 12 - f * (1 / 120 - f * (1 / 252 - f * (1 / 240 - f / 132))))
-    return below + math.log(x) - 0.5 / x - series
+    """Return the derivative of ln Γ."""
+    return math.log(x + len(_TERMS) - 0.5) - float(np.sum(1 / (x + _TERMS)))
 
 
-def _trigamma(x: float) -> float:
-    """Return the second derivative of ln Γ."""
-    below = 0.0
-    while x < 10:
-        below += 1 / (x * x)
-        x += 1
-    f = 1 / (x * x)
-    return below + 1 / x + f / 2 + f / x * (1 / 6 - f * (1 / 30 - f * (1 / 42 - f / 30)))
+def _zeta(power: int, x: float) -> float:
+    """Return Hurwitz's zeta function; that of 2 is the second derivative of ln Γ."""
+    rest = (x + len(_TERMS) - 0.5) ** (1 - power) / (power - 1)
+    return rest + float(np.sum((x + _TERMS) ** -power))
 
 
 def _inverse_trigamma(y: float) -> float:
-    """Return x with trigamma(x) = y > 0, which is between 1/x and 1/x + 1/x²."""
-    low, high = 1 / y, (1 + math.sqrt(1 + 4 * y)) / (2 * y)
-    for _ in range(60):
-        x = (low + high) / 2
-        low, high = (x, high) if _trigamma(x) > y else (low, x)
-    return high
+    """Return x with ζ(2, x) = y > 0, by Newton's method for 1/ζ, which is convex."""
+    x = 0.5 + 1 / y
+    for _ in range(20):
+        x -= (1 - _zeta(2, x) / y) * _zeta(2, x) / (2 * _zeta(3, x))
+    return x

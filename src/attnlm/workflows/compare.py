@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import shlex
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.folders import CHECKPOINT_DIR, flag, folder_names
+from attnlm.base.folders import CHECKPOINT_DIR, DATA_DIR, flag, folder_names
 from attnlm.base.setting_fields import quoted
 from attnlm.base.suggestions import suggestion
-from attnlm.data.dataset import read_meta
 from attnlm.runs.ladder_plan import RECORD, read_plan
 from attnlm.runs.records import NOT_COMPARABLE
-from attnlm.runs.run import Result, Run, open_run
+from attnlm.runs.run import Run, open_run
 from attnlm.see.comparison import BITS, Comparison, Group
 from attnlm.see.verdicts import compare_pairs
 
@@ -31,6 +31,7 @@ def compare(
     measure: str = "loss",
     target: float | None = None,
     checkpoint_dir: str | Path = CHECKPOINT_DIR,
+    data_dir: str | Path = DATA_DIR,
 ) -> Comparison:
     """Compare groups of runs, and say whether one is better than another, or whether it was chance.
 
@@ -51,23 +52,23 @@ def compare(
     that is unfinished, imported or not causal, and losses of other data. Raises AttnlmError for
     runs that are missing or damaged.
     """
-    root = Path(checkpoint_dir)
     if measure not in MEASURES:
         hint = suggestion(measure, MEASURES, f"choose from {', '.join(MEASURES)}")
         raise UsageError(f"invalid value for `measure`: {quoted(measure)}", hint)
     if not groups:
         raise UsageError("no group of runs", "name runs, such as 'warm-*' 'cold-*', or a ladder")
+    root = Path(checkpoint_dir)
+    open_it = functools.partial(open_run, checkpoint_dir=root, data_dir=data_dir)
     words = []
     named: dict[str, list[Run]] = {}
     for group in groups:
-        members = _members(group, root, is_alone=len(groups) == 1)
+        members = _members(group, root, open_it, is_alone=len(groups) == 1)
         words.append(str(group) if isinstance(group, str | Path) else next(iter(members)))
         if twice := named.keys() & members.keys():
             raise UsageError(f"the group {min(twice)} is named twice", "name each group once")
         named |= members
     if by is not None:
         named = _by_setting(named, by)
-    check_baseline(baseline, named)
     if len(named) < 2 and target is None:
         raise UsageError(
             f"there is only one group: {next(iter(named))}",
@@ -77,22 +78,19 @@ def compare(
     for name, runs in named.items():
         for run in runs:
             if (other := seen.setdefault(run.path.resolve(), name)) != name:
-                raise UsageError(
-                    f"{run.name} is in two groups: {other} and {name}", "name each run once"
-                )
-    found = groups_of(named)
+                twice_named = f"{run.name} is in two groups: {other} and {name}"
+                raise UsageError(twice_named, "name each run once")
     are_single = len(seen) == len(named)
     if are_single and target is None and baseline is None and measure == "loss":
-        compared = Comparison(tuple(found), (), "val_loss")
+        compared = replace(compare_groups(named), pairs=())
     else:
-        for one in found:
-            _check_group(
-                one, needs_seeds=len(found) > 1 and not (are_single and target is not None)
-            )
-        key = "accuracy" if measure == "accuracy" else _loss_key(found)
+        needs_seeds = len(named) > 1 and not (are_single and target is not None)
+        for name, runs in named.items():
+            _check_group(name, runs, needs_seeds=needs_seeds)
+        key = _key_of([run for runs in named.values() for run in runs], measure)
         if target is not None and key != "val_loss":
             raise UsageError(f"`target` is a loss, not {key}", "leave out `target` or `measure`")
-        compared = judged(found, key, baseline, target)
+        compared = compare_groups(named, key, baseline, target)
     given = {"by": by, "baseline": baseline, "target": target, "measure": measure}
     for name, value in given.items():
         if value not in (None, "loss"):
@@ -100,64 +98,60 @@ def compare(
     return replace(compared, command=shlex.join(["attnlm", "compare", *words]))
 
 
-def check_baseline(baseline: str | None, groups: Sequence[str] | Mapping[str, object]) -> None:
+def compare_groups(
+    named: Mapping[str, Sequence[Run]],
+    measure: str = "val_loss",
+    baseline: str | None = None,
+    target: float | None = None,
+) -> Comparison:
+    """Return the comparison of groups of opened runs, without asking whether it is fair.
+
+    `measure` is val_loss, bits_per_byte or accuracy. Losses are of the whole validation split or,
+    if a run was not measured on it, of the evaluations during training. Raises UsageError for a run
+    without the measure, and if `baseline` is not the name of a group.
+    """
+    check_baseline(baseline, named)
+    results = {name: [run.result() for run in runs] for name, runs in named.items()}
+    is_whole = not any(result and result.part for of in results.values() for result in of)
+    sign = -1 if measure == "accuracy" else 1
+    groups = []
+    keyed: dict[str, dict[Hashable, float]] = {}
+    for name, runs in named.items():
+        known = [r if is_whole else replace(r, whole={}) for r in results[name] if r is not None]
+        every = tuple(known) if len(known) == len(runs) else ()
+        groups.append(group := Group(name, tuple(runs), every, measure, target))
+        if None in group.values:
+            hint = "compare the loss, or train on questions with answers"
+            raise UsageError(f"{name} has no {measure}", hint)
+        losses: dict[Hashable, float] = {}
+        for run, value in zip(runs, group.values, strict=False):
+            settings = run.config.settings()
+            batches = (run.dataset.train_sha256, *map(settings.get, _BATCHES))
+            pairs_with = (run.config.training.seed, *batches)
+            # If only other settings differ, it has no partner.
+            losses[(*pairs_with, run.name) if pairs_with in losses else pairs_with] = sign * value
+        if losses:
+            keyed[name] = losses
+    pairs = compare_pairs(keyed, baseline, are_shares=measure == "accuracy")
+    return Comparison(tuple(groups), tuple(pairs), measure)
+
+
+def check_baseline(baseline: str | None, groups: Iterable[str]) -> None:
     """Raise UsageError if `baseline` is given, and is not the name of a group."""
     if baseline is not None and baseline not in groups:
         hint = suggestion(baseline, groups, f"the groups are {', '.join(groups)}")
         raise UsageError(f"`baseline` {quoted(baseline)} is no group", hint)
 
 
-def groups_of(named: Mapping[str, Sequence[Run]]) -> list[Group]:
-    """Return groups with the results of their runs, on the whole validation split or, if a run was
-    not measured on it, of the evaluations during training."""
-    results = {name: [run.result() for run in runs] for name, runs in named.items()}
-    is_whole = not any(result and result.part for of in results.values() for result in of)
-    groups = []
-    for name, runs in named.items():
-        known = [result for result in results[name] if result is not None]
-        if not is_whole:
-            known = [replace(result, whole={}) for result in known]
-        groups.append(Group(name, tuple(runs), tuple(known) if len(known) == len(runs) else ()))
-    return groups
-
-
-def judged(
-    groups: Sequence[Group],
-    key: str = "val_loss",
-    baseline: str | None = None,
-    target: float | None = None,
-) -> Comparison:
-    """Return the comparison of groups by the measure `key`, without asking whether it is fair.
-
-    Raises UsageError for a run without the measure.
-    """
-    sign = -1 if key == "accuracy" else 1
-    measured = []
-    keyed: dict[str, dict[tuple[Hashable, ...], float]] = {}
-    for group in groups:
-        group = replace(group, measure=key, target=target)
-        if None in group.values:
-            hint = "compare the loss, or train on questions with answers"
-            raise UsageError(f"{group.name} has no {key}", hint)
-        if group.failed is None:
-            keyed[group.name] = losses = {}
-            for run, value in zip(group.runs, group.values, strict=True):
-                settings = run.config.settings()
-                batches = (run.dataset.train_sha256, *(settings.get(name) for name in _BATCHES))
-                pairs_with = (run.config.training.seed, *batches)
-                if pairs_with in losses:  # other settings differ: it has no partner
-                    pairs_with = (*pairs_with, run.name)
-                losses[pairs_with] = sign * value
-        measured.append(group)
-    pairs = compare_pairs(keyed, baseline, are_shares=key == "accuracy")
-    return Comparison(tuple(measured), tuple(pairs), key)
-
-
 # --- Groups ---------------------------------------------------------------------------------------
 
 
 def _members(
-    group: str | Path | Run | Sequence[str | Path | Run], root: Path, *, is_alone: bool
+    group: str | Path | Run | Sequence[str | Path | Run],
+    root: Path,
+    open_it: Callable[..., Run],
+    *,
+    is_alone: bool,
 ) -> dict[str, list[Run]]:
     """Return the runs of a group by its name; of a ladder, those of each rung.
 
@@ -165,29 +159,25 @@ def _members(
     """
     if isinstance(group, Run):
         return {group.name: [group]}
-    name = str(group)
-    if isinstance(group, str | Path):
+    if not isinstance(group, str | Path):
+        name = ",".join(run.name if isinstance(run, Run) else str(run) for run in group)
+    else:
+        name = str(group)
         places = (root / name, Path(name))
         if folder := next((place for place in places if (place / RECORD).is_file()), None):
             plan = read_plan(folder)
-            return {
-                rung if is_alone else f"{folder.name}:{rung}": [
-                    open_run(p.absolute()) for p in paths
-                ]
-                for rung, paths in plan.runs(folder).items()
-                if rung not in plan.failed
-            }
+            prefix = "" if is_alone else f"{folder.name}:"
+            rungs = plan.runs(folder).items()
+            found = {rung: paths for rung, paths in rungs if rung not in plan.failed}
+            return {f"{prefix}{r}": [open_it(p.absolute()) for p in found[r]] for r in found}
+        group = [word.strip() for word in name.split(",")]
         if any(character in name for character in "*?["):
             group = sorted(n for n in folder_names(root, "run") if fnmatch.fnmatchcase(n, name))
             if not group:
                 raise AttnlmError(f"no run in {root} matches {name!r}", "attnlm list names them")
-        else:
-            group = [word.strip() for word in name.split(",")]
-    else:
-        name = ",".join(run.name if isinstance(run, Run) else str(run) for run in group)
     if not group:
         raise UsageError("a group has no runs", "name its runs")
-    return {name: [open_run(run, checkpoint_dir=root) for run in group]}
+    return {name: [open_it(run) for run in group]}
 
 
 def _by_setting(named: Mapping[str, Sequence[Run]], by: str) -> dict[str, list[Run]]:
@@ -205,61 +195,50 @@ def _by_setting(named: Mapping[str, Sequence[Run]], by: str) -> dict[str, list[R
     return divided
 
 
-def _check_group(group: Group, *, needs_seeds: bool) -> None:
+def _check_group(name: str, runs: Sequence[Run], *, needs_seeds: bool) -> None:
     """Raise UsageError for a run that gives no fair loss, or a group without a spread."""
     seen: dict[object, Run] = {}
-    for run in group.runs:
-        if not run.evaluations() and not run.imported_from:
-            raise AttnlmError(f"{run.name} has no evaluations", f"restore {run.path}/metrics.jsonl")
+    for run in runs:
         if run.imported_from:
             raise UsageError(f"{run.name} was imported: it has no seed", "compare trained runs")
+        if not run.evaluations():
+            raise AttnlmError(f"{run.name} has no evaluations", f"restore {run.path}/metrics.jsonl")
         if run.leaks:
             raise UsageError(f"the loss of {run.name} is {NOT_COMPARABLE}", "leave it out")
         if not run.is_finished:
             raise UsageError(f"{run.name} is not finished", f"attnlm train --resume {run.name}")
         settings = tuple(sorted((key, str(v)) for key, v in run.config.settings().items()))
         if (other := seen.setdefault(settings, run)) is not run:
+            same = f"{other.name} and {run.name} have the same seed and settings"
+            raise UsageError(same, f"leave one out of {name}")
+    if needs_seeds and len(runs) < 2:
+        raise UsageError(f"{name} has one run, and so no spread", "train it with more seeds")
+
+
+def _key_of(runs: Sequence[Run], measure: str) -> str:
+    """Return what to compare of runs. Raises UsageError if they were measured on other data."""
+    first, *others = runs
+    with_other_ids = [r for r in others if r.dataset.val_sha256 != first.dataset.val_sha256]
+    for run in others:
+        is_same = _measured_on(run, measure) == _measured_on(first, measure)
+        if not is_same or (run in with_other_ids and _text_of(run) != _text_of(first)):
             raise UsageError(
-                f"{other.name} and {run.name} have the same seed and settings",
-                f"leave one out of {group.name}",
+                f"{run.name} and {first.name} were measured on different validation splits, parts "
+                "of it or tokens in it",
+                "compare runs of one data set, or of the same text, that are measured alike",
             )
-    if needs_seeds and len(group.runs) < 2:
-        raise UsageError(f"{group.name} has one run, and so no spread", "train it with more seeds")
+    return measure if measure == "accuracy" else BITS if with_other_ids else "val_loss"
 
 
-def _loss_key(groups: Sequence[Group]) -> str:
-    """Return the measure for losses. Raises UsageError if they are of different data."""
-    runs = [
-        (run, result)
-        for group in groups
-        for run, result in zip(group.runs, group.results, strict=False)
-    ]
-
-    def unlike(of: Callable[[Run, Result], object]) -> Run | None:
-        """Return a run that differs from the first."""
-        first = of(*runs[0])
-        return next((run for run, result in runs if of(run, result) != first), None)
-
-    has_other_ids = unlike(lambda run, _: run.dataset.val_sha256)
-    if run := unlike(_measured_on) or (has_other_ids and unlike(_text_of)):
-        raise UsageError(
-            f"{run.name} and {runs[0][0].name} were measured on different validation splits, parts "
-            "of it or tokens in it",
-            "compare runs of one data set, or of the same text, that are measured alike",
-        )
-    return BITS if has_other_ids else "val_loss"
+def _measured_on(run: Run, measure: str) -> tuple[object, ...]:
+    data = (run.dataset.val_bytes, run.dataset.question_end)
+    if measure == "accuracy":
+        return data
+    result = run.result()
+    return *data, run.config.training.loss_on, result and result.part
 
 
-def _measured_on(run: Run, result: Result) -> object:
-    dataset = run.dataset
-    return dataset.val_bytes, dataset.question_end, run.config.training.loss_on, result.part
-
-
-def _text_of(run: Run, _: Result) -> object:
+def _text_of(run: Run) -> tuple[object, ...]:
     """Return what says which text a run was trained and measured on. Raises AttnlmError."""
-    meta = read_meta(Path(run.dataset.path))
-    if meta.val_sha256 != run.dataset.val_sha256:
-        raise AttnlmError(
-            f"the data set of {run.name} has changed since", "prepare it again, or compare others"
-        )
-    return meta.source_sha256, meta.val_source_sha256, meta.train_characters, meta.split
+    data = run.open_dataset()
+    return data.source_sha256, data.val_source_sha256, data.train_characters, data.split

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,13 +21,13 @@ from attnlm.base.folders import CHECKPOINT_DIR, DATA_DIR, check_name, command_fo
 from attnlm.base.own_code import own_traceback
 from attnlm.base.setting_fields import differing_names
 from attnlm.compute.device import choose_device
-from attnlm.config.settings import Config, check_setting, resolve
+from attnlm.config.settings import Config, check_setting
 from attnlm.config.variants import named_codes
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.generation.sampling import sample
 from attnlm.generation.sampling_config import draw_seed
 from attnlm.runs.ladder_plan import RECORD, REPAIR, LadderPlan, read_plan
-from attnlm.runs.records import DatasetFacts
+from attnlm.runs.records import dataset_facts
 from attnlm.runs.run import Run, open_recorded
 from attnlm.see.comparison import Comparison, Group
 from attnlm.see.reproduce import ladder_command
@@ -36,8 +35,8 @@ from attnlm.training.schedule import affordable_eval_tokens
 from attnlm.workflows.answers import QuestionFormat, generate, select_pairs
 from attnlm.workflows.autotune import check_fits, seconds_per_token
 from attnlm.workflows.check_own_code import check_required
-from attnlm.workflows.compare import check_baseline, groups_of, judged
-from attnlm.workflows.match_compute import relative_steps, with_widths
+from attnlm.workflows.compare import check_baseline, compare_groups
+from attnlm.workflows.match_compute import with_widths
 from attnlm.workflows.train_all import reason_of_failure, train_all
 
 DEFAULT_RUNGS = ("bigram", "average", "single-head", "multi-head", "transformer")
@@ -141,23 +140,17 @@ def ladder(
     hint = "wait until that process ends, or stop it, or start another ladder"
     with locked_for_training(path, hint):
         try:
-            plan, groups = _trained(path, plan, opened, on_event)
+            return _compared(path, plan, opened, baseline, on_event)
         except KeyboardInterrupt:
             resume_it = command_for("attnlm ladder --resume", path)
             on_event(Note(f"stopped; the models trained so far are saved: {resume_it}"))
             raise
-    if all(group.failed for group in groups):
-        reasons = (f"{rung}: {reason}" for rung, reason in plan.failed.items())
-        raise AttnlmError(f"all rungs failed: {'; '.join(reasons)}", REPAIR)
-    command = ladder_command(plan, baseline)
-    baseline = None if baseline in plan.failed else baseline
-    return replace(judged(groups, baseline=baseline), plan=plan, path=path, command=command)
 
 
-def _trained(
-    path: Path, plan: LadderPlan, dataset: Dataset, on_event: OnEvent
-) -> tuple[LadderPlan, list[Group]]:
-    """Train or resume the rungs; return them and the plan, with what tuning chose and failures."""
+def _compared(
+    path: Path, plan: LadderPlan, dataset: Dataset, baseline: str | None, on_event: OnEvent
+) -> Comparison:
+    """Train or resume the rungs and compare them; record what tuning chose, and failures."""
     if plan.tune is not None:
         plan = _tuned(path, plan, dataset, on_event)
     runs: dict[str, list[Run]] = {}
@@ -168,10 +161,9 @@ def _trained(
         named = {p.name: plan.settings(rung, plan.seed + more) for more, p in enumerate(paths)}
         title = f"rung {number} of {len(plan.rungs)}: {rung}"
         try:
-            trained = train_all(named, dataset, path.parent, on_event, title)
-            (group,) = groups_of({rung: [*trained.values()]})
-            texts[rung] = _continued(group.shown, plan)
-            runs[rung] = [*trained.values()]
+            trained = [*train_all(named, dataset, path.parent, on_event, title).values()]
+            texts[rung] = _continued(compare_groups({rung: trained}).groups[0].shown, plan)
+            runs[rung] = trained
         except Exception as error:  # noqa: BLE001 - own code may raise anything
             reason = reason_of_failure(error, plan.settings(rung, plan.seed))
             plan = replace(plan, failed={**plan.failed, rung: reason})
@@ -179,8 +171,14 @@ def _trained(
             for line in (own_traceback(error) or "").splitlines():
                 on_event(Note(line))
             on_event(Note(f"{rung} failed: {reason}"))
-    groups = [replace(group, text=texts[group.name]) for group in groups_of(runs)]
-    return plan, groups + [Group(rung, (), failed=why) for rung, why in plan.failed.items()]
+    if not runs:
+        reasons = (f"{rung}: {reason}" for rung, reason in plan.failed.items())
+        raise AttnlmError(f"all rungs failed: {'; '.join(reasons)}", REPAIR)
+    found = compare_groups(runs, baseline=None if baseline in plan.failed else baseline)
+    groups = [replace(group, text=texts[group.name]) for group in found.groups]
+    groups += [Group(rung, (), failed=why) for rung, why in plan.failed.items()]
+    command = ladder_command(plan, baseline)
+    return replace(found, groups=tuple(groups), plan=plan, path=path, command=command)
 
 
 def _continued(run: Run, plan: LadderPlan) -> str:
@@ -197,33 +195,21 @@ def _continued(run: Run, plan: LadderPlan) -> str:
 
 def _new_plan(dataset: Dataset, arguments: Mapping[str, Any], on_event: OnEvent) -> LadderPlan:
     """Return the plan of a new ladder after checking it, without writing anything."""
-    given = dict(arguments)
-    budget = given.pop("budget", None)
-    if budget is not None and "steps" in given:
-        raise UsageError("`steps` and `budget` cannot be combined", "use only one")
-    if budget is None and "steps" not in given:
-        budget = DEFAULT_BUDGET
+    given = {"rungs": DEFAULT_RUNGS, "seed": draw_seed(), **arguments}
+    budget = given.pop("budget", None if "steps" in given else DEFAULT_BUDGET)
     if budget is not None:
         check_setting("budget", budget)
-    if dataset.examples is not None:
+        if "steps" in given:
+            raise UsageError("`steps` and `budget` cannot be combined", "use only one")
+    if dataset.examples is not None and not given.get("prompt"):
         format = QuestionFormat(dataset.examples.question_end)
-        given["prompt"] = given.get("prompt") or next(
-            (format.prompt(question) for question, _ in select_pairs(dataset, 1)), ""
-        )
-    plan = LadderPlan(
-        dataset=DatasetFacts(
-            name=dataset.name,
-            path=str(dataset.path),
-            train_sha256=dataset.train_sha256,
-            val_sha256=dataset.val_sha256,
-        ),
-        **{"rungs": DEFAULT_RUNGS, "seed": draw_seed(), **given},
-    )
-    if dataset.largest_block_size < plan.block_size:
-        plan = replace(plan, block_size=dataset.largest_block_size)
-        small = f"{dataset.name} is small: the context of the rungs is {plan.block_size} tokens"
+        given["prompt"] = next((format.prompt(q) for q, _ in select_pairs(dataset, 1)), "")
+    if (longest := dataset.largest_block_size) < LadderPlan.block_size:
+        given["block_size"] = longest
+        small = f"{dataset.name} is small: the context of the rungs is {longest} tokens"
         on_event(Note(small))
-    plan = replace(plan, codes=named_codes(plan.rungs))
+    codes = named_codes(given["rungs"])
+    plan = LadderPlan(dataset=dataset_facts(dataset), codes=codes, **given)
     plan.check()
     if plan.equal == "parameters":
         plan = with_widths(plan, dataset.vocab_size)
@@ -233,16 +219,14 @@ def _new_plan(dataset: Dataset, arguments: Mapping[str, Any], on_event: OnEvent)
             "use a longer text, or leave `tune` out",
         )
     dataset.tokenizer.encode(plan.prompt)
-    configs = {rung: resolve(plan.settings(rung, plan.seed)) for rung in plan.rungs}
-    for rung, config in configs.items():
+    for rung, config in plan.configs().items():
         _check_rung(rung, config, dataset)
-    plan = _with_steps(plan, configs, dataset, budget, on_event)
+    plan = _with_steps(plan, dataset, budget, on_event)
     if plan.adapted:
         on_event(Note(f"for equal {plan.equal}: {plan.adaptation}"))
-    if plan.eval_tokens is None:
-        configs = {rung: resolve(plan.settings(rung, plan.seed)) for rung in plan.rungs}
+    if plan.eval_tokens is None:  # all are measured on the same part
         sizes = dataset.vocab_size, dataset.val_tokens
-        affordable = [affordable_eval_tokens(config, *sizes) for config in configs.values()]
+        affordable = [affordable_eval_tokens(one, *sizes) for one in plan.configs().values()]
         plan = replace(plan, eval_tokens=min(filter(None, affordable), default=None))
     return plan
 
@@ -254,8 +238,7 @@ def _check_rung(rung: str, config: Config, dataset: Dataset) -> None:
     except AttnlmError as error:
         if isinstance(error, UsageError):  # it names the setting as the rung does
             raise
-        settings = re.sub(r"`(\w+)`", r"\1", error.hint)
-        hint = f"{settings}; a rung has its settings in its name, as {rung}:block_size=16"
+        hint = f"{error.hint}; a rung has its settings in its name, as {rung}:block_size=16"
         raise AttnlmError(f"{rung}: {error.message}", hint) from None
     try:
         check_required(config, dataset.vocab_size)
@@ -264,14 +247,11 @@ def _check_rung(rung: str, config: Config, dataset: Dataset) -> None:
 
 
 def _with_steps(
-    plan: LadderPlan,
-    configs: Mapping[str, Config],
-    dataset: Dataset,
-    budget: float | None,
-    on_event: OnEvent,
+    plan: LadderPlan, dataset: Dataset, budget: float | None, on_event: OnEvent
 ) -> LadderPlan:
     """Return the plan with the steps that fit into the budget, and those of each rung if they
     differ."""
+    configs = plan.configs()
     seconds: dict[str, float] = {}
     if budget is not None or plan.equal == "time":
         on_event(Note("measuring how long the steps of each rung take"))
@@ -283,13 +263,12 @@ def _with_steps(
             except Exception as error:  # noqa: BLE001 - own code may raise anything
                 reason_of_failure(error, plan.settings(rung, plan.seed))
                 seconds[rung] = 0.0  # it will fail again
-    costs = dict.fromkeys(configs, 1.0)
-    if plan.equal == "time":
-        costs = seconds
-    elif plan.equal == "flops":
+    costs = seconds if plan.equal == "time" else dict.fromkeys(configs, 1.0)
+    if plan.equal == "flops":
         V = dataset.vocab_size
         costs = {r: c.spec.costs(V).training_flops * c.tokens_per_step for r, c in configs.items()}
-    relative = relative_steps(costs)
+    first = next(filter(None, costs.values()), 1)  # a model without matmuls costs nothing
+    relative = {rung: first / (cost or first) for rung, cost in costs.items()}
     if budget is not None:
         of_one = sum(seconds[rung] * relative[rung] for rung in configs)
         runs = plan.seeds + (plan.tune is not None)  # five trials of a fifth take as long as a run
@@ -324,11 +303,6 @@ def _new_folder(plan: LadderPlan, name: str | None, folder: Path) -> Path:
 def _tuned(path: Path, plan: LadderPlan, dataset: Dataset, on_event: OnEvent) -> LadderPlan:
     """Return the plan in which each rung has its best value of `tune`, and write it."""
     held_out, tune = _with_held_out(dataset), str(plan.tune)
-
-    def pass_notes(event: object) -> None:
-        if isinstance(event, Note):  # not the headers and evaluations of each trial
-            on_event(event)
-
     for rung in plan.rungs:
         losses = {}
         for value in () if tune in plan.adapted.get(rung, {}) else plan.grid(rung):
@@ -337,7 +311,7 @@ def _tuned(path: Path, plan: LadderPlan, dataset: Dataset, on_event: OnEvent) ->
             settings |= {"steps": steps, "eval_every": steps}
             try:
                 with workspace(path) as folder:
-                    (run,) = train_all({"trial": settings}, held_out, folder, pass_notes).values()
+                    (run,) = train_all({"trial": settings}, held_out, folder).values()
                     losses[value] = run.evaluations()[-1].val_loss
                 said = f"loss {losses[value]:.4f}"
             except Exception as error:  # noqa: BLE001 - own code may raise anything

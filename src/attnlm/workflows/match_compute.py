@@ -1,10 +1,9 @@
-"""Give a ladder's rungs equal parameters, operations or time: the width or the steps of each."""
+"""Give the rungs of a ladder about as many parameters as the first has."""
 
 from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Mapping
 
 from attnlm.base.errors import UsageError
 from attnlm.base.setting_fields import Settings
@@ -27,13 +26,6 @@ def with_widths(plan: LadderPlan, vocab_size: int) -> LadderPlan:
     first, *others = plan.rungs
     wanted = parameter_count(_spec(plan.settings(first, 0)), vocab_size)
     return plan.adapting({r: _sizes(plan.settings(r, 0), wanted, vocab_size) for r in others})
-
-
-def relative_steps(costs: Mapping[str, float]) -> dict[str, float]:
-    """Return how many steps of each rung cost as much as one of the first whose steps cost
-    anything. `costs` has the cost of a step of each rung."""
-    most = next(filter(None, costs.values()), 1)
-    return {rung: most / (cost or most) for rung, cost in costs.items()}
 
 
 def _spec(settings: Settings) -> ModelSpec:
