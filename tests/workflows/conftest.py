@@ -21,7 +21,7 @@ LADDERS: dict[str, dict[str, Any]] = {
     "tuned": {
         "rungs": ("bigram", "single-head", "average:learning_rate=0.02"),
         "steps": 10,
-        "tune": "learning_rate",
+        "tune": True,
     },
     "equal parameters": {"rungs": EQUAL, "equal": "parameters"},
 }

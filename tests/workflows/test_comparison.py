@@ -211,12 +211,12 @@ def test_a_tuned_ladder_says_so_and_another_that_it_is_not(
 ) -> None:
     assert climbed.plan is not None
     adapted = {"bigram": {"learning_rate": 0.2}}
-    plan = replace(climbed.plan, tune="learning_rate", adapted=adapted)
+    plan = replace(climbed.plan, tune=True, adapted=adapted)
     tuned = replace(climbed, plan=plan, command=ladder_command(plan))
     page = page_of(tuned, tmp_path)
-    assert "Each rung has its best learning_rate of five" in page
+    assert "Each rung has the best of five learning rates" in page
     assert "So the rungs have bigram: learning_rate 0.2." in page
-    assert "--tune learning_rate" in page and tuned.facts()["ladder"]["adapted"] == adapted
+    assert "--tune" in page and tuned.facts()["ladder"]["adapted"] == adapted
     assert not any("not only the model" in warning for warning in tuned.warnings)
     page = page_of(climbed, tmp_path)
     assert "may prefer another: --tune" in page and "So the rungs" not in page

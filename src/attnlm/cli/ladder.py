@@ -13,7 +13,7 @@ from attnlm.base.folders import find_folder
 from attnlm.cli import console, options
 from attnlm.cli.compare import OUTPUT, show_tables
 from attnlm.cli.event_printer import Display
-from attnlm.cli.options import decode_argument, option, shared, with_options
+from attnlm.cli.options import decode_argument, option, shared, switch, with_options
 from attnlm.config.training import TrainingConfig
 from attnlm.config.variants import variant
 from attnlm.model.architecture import MODELS
@@ -44,10 +44,10 @@ def ladder(
         "number of seeds: each model is trained with all of them; 3 or more can tell a difference "
         "from chance; default: 1",
     ),
-    tune: str | None = option(
-        None,
-        "a number of the training, such as learning_rate, of which each model first gets its own "
-        "best value, by short trainings on a part of the training split; default: no tuning",
+    tune: bool = switch(
+        "first find the best of five learning rates for each model, by short trainings on a part "
+        "of the training split",
+        "--tune",
     ),
     equal: str | None = option(
         None,
@@ -80,7 +80,7 @@ def ladder(
             dataset,
             rungs=rungs,
             seeds=seeds,
-            tune=tune,
+            tune=tune or None,
             equal=equal,
             prompt=None if prompt is None else decode_argument(prompt, "--prompt"),
             tokens=tokens,

@@ -13,19 +13,18 @@ from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.json_records import limited, read_record
 from attnlm.base.own_code import OwnCode
-from attnlm.base.setting_fields import check_value, fields_of, quoted, type_of
-from attnlm.base.suggestions import suggestion
+from attnlm.base.setting_fields import check_value, quoted
 from attnlm.config.settings import Config, check_files, resolve
-from attnlm.config.training import TrainingConfig
-from attnlm.config.variants import SHARED, variant
+from attnlm.config.variants import variant
 from attnlm.model.own_arguments import CODE, PREFIX
 from attnlm.runs.records import DatasetFacts
 
 RECORD = "ladder.json"
 _FORMAT = 1
 _SHARED = ("block_size", "batch_size", "steps", "eval_every", "eval_tokens", "threads")
+RATE = "learning_rate"
 FACTORS = (0.25, 0.5, 1, 2, 4)
-"""The values that `tune` tries, as factors of a rung's default."""
+"""The learning rates that `tune` tries, as factors of a rung's default."""
 _HELD = {
     "tokens": "all rungs make the same steps: `equal` can hold parameters, flops or time instead",
     "parameters": "the width of each rung gives it about as many parameters as the first",
@@ -59,8 +58,8 @@ class LadderPlan:
     threads: int | None = None
     seeds: int = limited(default=1, at_least=1, at_most=1000)
     """runs per rung, with consecutive seeds from `seed` on"""
-    tune: str | None = None
-    """the training setting of which each rung gets its best value"""
+    tune: bool = False
+    """whether each rung gets the best of several learning rates"""
     equal: str = limited(default="tokens", choices=EQUAL)
     """what is held equal in all rungs: tokens, parameters, FLOPs of training, or its time"""
     adapted: Mapping[str, Any] = field(default_factory=dict)
@@ -96,38 +95,22 @@ class LadderPlan:
     def notes(self) -> Iterator[str]:
         """Yield sentences on what the rungs have in common, and in what each has its own."""
         yield _HELD[self.equal]
-        if self.tune is None:
-            yield (
-                "each rung has its default learning rate, and may prefer another: `tune` "
-                "learning_rate finds one for each"
-            )
-        else:
-            yield (
-                f"each rung has its best {self.tune} of five (1/4 to 4 times its default), each "
-                "tried for a fifth of the steps, without the last tenth of the training split, "
-                "which measures the loss"
-            )
+        yield (
+            "each rung has the best of five learning rates (1/4 to 4 times its default), each "
+            "tried for a fifth of the steps, without the last tenth of the training split, which "
+            "measures the loss"
+            if self.tune
+            else "each rung has its default learning rate, and may prefer another: `tune` finds one"
+        )
         if self.adapted:
             yield f"so the rungs have {self.adaptation}"
 
-    def grid(self, rung: str) -> list[float]:
-        """Return the values of `tune` to try for a rung: none if the rung's name has a value.
-
-        Raises UsageError if the default is not a number above 0.
-        """
-        if self.tune is None or self.tune in variant(rung):
+    def rates(self, rung: str) -> list[float]:
+        """Return the learning rates to try for a rung: none if its name or the plan has one."""
+        if not self.tune or RATE in {**variant(rung), **self.adapted.get(rung, {})}:
             return []
-        settings = self.settings(rung, 0)
-        settings.pop(self.tune, None)
-        default = getattr(resolve({}, settings).training, self.tune)
-        if not default or isinstance(default, bool | str):
-            raise UsageError(
-                f"`tune` {quoted(self.tune)} has no default above 0 in {rung}",
-                "choose another, such as learning_rate, or compare rungs with values of their own",
-            )
-        kind = type_of(TrainingConfig, self.tune)
-        least = 1 if kind is int else 0
-        return sorted({kind(max(default * factor, least)) for factor in FACTORS})
+        usual = resolve(self.settings(rung, self.seed)).training.learning_rate
+        return [usual * factor for factor in FACTORS]
 
     def runs(self, path: Path) -> dict[str, list[Path]]:
         """Return the runs' folders of each rung, by seed. They are next to the ladder's `path`."""
@@ -153,14 +136,8 @@ class LadderPlan:
             by_rung = getattr(self, name)
             if any(n not in self.rungs or not isinstance(v, kind) for n, v in by_rung.items()):
                 raise UsageError(f"its {name!r} cannot be {quoted(by_rung)}", "")
-        if self.tune in SHARED or not hasattr(TrainingConfig, self.tune or "seed"):
-            others = fields_of(TrainingConfig).keys() - SHARED
-            hint = suggestion(str(self.tune), others, "choose learning_rate")
-            raise UsageError(f"`tune` cannot be {quoted(self.tune)}", hint)
         for rung in self.rungs:
-            settings = self.settings(rung, self.seed + self.seeds - 1)
-            for tuned in [{}, *({str(self.tune): value} for value in self.grid(rung))]:
-                resolve({**settings, **tuned})
+            resolve(self.settings(rung, self.seed + self.seeds - 1))
 
     def write(self, folder: Path) -> None:
         """Write the plan to a ladder's folder."""

@@ -339,7 +339,7 @@ class Comparison:
                 f"seconds: {', '.join(own)} ran as PyTorch modules; the others have faster forms, "
                 "so that a difference in time is not the cost of the idea"
             )
-        is_tuned = self.plan is not None and self.plan.tune == "learning_rate"
+        is_tuned = self.plan is not None and self.plan.tune
         is_model = self.differences.keys() - fields_of(TrainingConfig).keys()
         whys = dict.fromkeys(("batch_size", "block_size"), "steps are not equally large, in tokens")
         if is_model and not is_tuned:

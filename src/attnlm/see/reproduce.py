@@ -6,7 +6,6 @@ import shlex
 from pathlib import Path
 
 from attnlm.base.folders import CHECKPOINT_DIR, DATA_DIR, flag, folder_flag
-from attnlm.base.setting_fields import fields_of
 from attnlm.data.dataset import Dataset
 from attnlm.runs.ladder_plan import LadderPlan
 from attnlm.runs.run import Run
@@ -53,9 +52,10 @@ def ladder_command(plan: LadderPlan, baseline: str | None = None) -> str:
     usual = Path(dataset.path).absolute() == Path(DATA_DIR).absolute() / dataset.name
     words = ["attnlm", "ladder", dataset.name if usual else dataset.path]
     words += ["--rungs", ",".join(plan.rungs)]
-    names = ("steps", "eval_every", "seed", "seeds", "tune", "equal", "tokens", "eval_tokens")
+    names = ("steps", "eval_every", "seed", "seeds", "equal", "tokens", "eval_tokens")
     given = {name: getattr(plan, name) for name in (*names, "threads", "prompt")}
+    given["baseline"] = baseline
     for name, value in given.items():
-        if value != fields_of(LadderPlan)[name].default:
+        if value is not None and value != getattr(LadderPlan, name, None):
             words += [flag(name), str(value)]
-    return shlex.join([*words, *([] if baseline is None else ["--baseline", baseline])])
+    return shlex.join([*words, *(["--tune"] if plan.tune else [])])

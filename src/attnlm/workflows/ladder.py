@@ -26,7 +26,7 @@ from attnlm.config.variants import named_codes
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.generation.sampling import sample
 from attnlm.generation.sampling_config import draw_seed
-from attnlm.runs.ladder_plan import RECORD, REPAIR, LadderPlan, read_plan
+from attnlm.runs.ladder_plan import RATE, RECORD, REPAIR, LadderPlan, read_plan
 from attnlm.runs.records import dataset_facts
 from attnlm.runs.run import Run, open_recorded
 from attnlm.see.comparison import Comparison, Group
@@ -57,7 +57,7 @@ def ladder(
     threads: int | None = None,
     seed: int | None = None,
     seeds: int | None = None,
-    tune: str | None = None,
+    tune: bool | None = None,
     equal: str | None = None,
     prompt: str | None = None,
     tokens: int | None = None,
@@ -86,9 +86,9 @@ def ladder(
     the validation split. `resume` names a ladder to resume; other arguments must equal the original
     ones. `on_event` receives all events of `train`.
 
-    `tune` names a number of the training, such as learning_rate. Each rung gets the best of five
-    values, 1/4 to 4 times its default. Each is tried with the first seed for a fifth of the steps,
-    without the last tenth of the training split, which measures the loss.
+    With `tune`, each rung gets the best of five learning rates, 1/4 to 4 times its default. Each is
+    tried with the first seed for a fifth of the steps, without the last tenth of the training
+    split, which measures the loss.
 
     `equal` is what is held equal in all rungs. tokens (default): the steps. parameters: the width
     of each rung, and if necessary its number of heads, give it about as many parameters as the
@@ -115,7 +115,7 @@ def ladder(
         "threads": threads,
         "seed": seed,
         "seeds": seeds,
-        "tune": tune and tune.replace("-", "_"),
+        "tune": tune,
         "equal": equal,
         "prompt": prompt,
         "tokens": tokens,
@@ -151,7 +151,7 @@ def _compared(
     path: Path, plan: LadderPlan, dataset: Dataset, baseline: str | None, on_event: OnEvent
 ) -> Comparison:
     """Train or resume the rungs and compare them; record what tuning chose, and failures."""
-    if plan.tune is not None:
+    if plan.tune:
         plan = _tuned(path, plan, dataset, on_event)
     runs: dict[str, list[Run]] = {}
     texts = {}
@@ -213,7 +213,7 @@ def _new_plan(dataset: Dataset, arguments: Mapping[str, Any], on_event: OnEvent)
     plan.check()
     if plan.equal == "parameters":
         plan = with_widths(plan, dataset.vocab_size)
-    if plan.tune is not None and dataset.train_tokens // 10 <= plan.block_size:
+    if plan.tune and dataset.train_tokens // 10 <= plan.block_size:
         raise UsageError(
             f"`tune` needs a tenth of the training split, and {dataset.name} is too small for it",
             "use a longer text, or leave `tune` out",
@@ -271,7 +271,7 @@ def _with_steps(
     relative = {rung: first / (cost or first) for rung, cost in costs.items()}
     if budget is not None:
         of_one = sum(seconds[rung] * relative[rung] for rung in configs)
-        runs = plan.seeds + (plan.tune is not None)  # five trials of a fifth take as long as a run
+        runs = plan.seeds + plan.tune  # five trials of a fifth take as long as a run
         plan = replace(plan, steps=max(1, round(_STEPS_SHARE * budget / max(of_one * runs, 1e-3))))
     if plan.equal not in ("flops", "time"):
         return plan
@@ -297,31 +297,31 @@ def _new_folder(plan: LadderPlan, name: str | None, folder: Path) -> Path:
     raise AttnlmError(f"{existing[0]} exists, and runs are never overwritten", hint)
 
 
-# --- The best value of a training setting for each rung -------------------------------------------
+# --- The best learning rate of each rung ----------------------------------------------------------
 
 
 def _tuned(path: Path, plan: LadderPlan, dataset: Dataset, on_event: OnEvent) -> LadderPlan:
-    """Return the plan in which each rung has its best value of `tune`, and write it."""
-    held_out, tune = _with_held_out(dataset), str(plan.tune)
+    """Return the plan in which each rung has its best learning rate, and write it."""
+    held_out = _with_held_out(dataset)
     for rung in plan.rungs:
         losses = {}
-        for value in () if tune in plan.adapted.get(rung, {}) else plan.grid(rung):
-            settings = {**plan.settings(rung, plan.seed), tune: value}
+        for rate in plan.rates(rung):
+            settings = {**plan.settings(rung, plan.seed), RATE: rate}
             steps = max(1, round(settings["steps"] * _TRIAL_FRACTION))
             settings |= {"steps": steps, "eval_every": steps}
             try:
                 with workspace(path) as folder:
                     (run,) = train_all({"trial": settings}, held_out, folder).values()
-                    losses[value] = run.evaluations()[-1].val_loss
-                said = f"loss {losses[value]:.4f}"
+                    losses[rate] = run.evaluations()[-1].val_loss
+                said = f"loss {losses[rate]:.4f}"
             except Exception as error:  # noqa: BLE001 - own code may raise anything
                 said = reason_of_failure(error, settings)
-            on_event(Note(f"tried {rung} with {tune} {value:g}: {said}"))
+            on_event(Note(f"tried {rung} with learning rate {rate:g}: {said}"))
         if losses:
             best = min(losses, key=losses.__getitem__)
             if best in (max(losses), min(losses)):
-                on_event(Note(f"{rung} prefers {tune} {best:g}, at the end of what was tried"))
-            plan = plan.adapting({rung: {tune: best}})
+                on_event(Note(f"{rung} prefers a rate of {best:g}, at the end of what was tried"))
+            plan = plan.adapting({rung: {RATE: best}})
             plan.write(path)
     return plan
 
