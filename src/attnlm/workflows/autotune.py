@@ -165,15 +165,13 @@ def check_context(config: Config, dataset: Dataset, *, is_fixed: bool = False) -
     length = config.spec.block_size
     check_splits(dataset, length, is_fixed=is_fixed)
     examples = {"training": dataset.train_examples, "validation": dataset.val_examples}
-    longest = max((of_split.longest for of_split in examples.values() if of_split), default=0)
-    for split, of_split in examples.items():
-        is_on_answers = config.training.loss_on != "all"
-        if of_split and is_on_answers and not of_split.has_answers(length):
+    for name, split in examples.items():
+        if split and config.training.loss_on != "all" and not split.has_answers(length):
             raise AttnlmError(
-                f"`block_size` {length} ends before every answer of the {split} split",
+                f"`block_size` {length} ends before every answer of the {name} split",
                 "shorten the questions, or start from a run that has a larger `block_size`"
                 if is_fixed
-                else f"use `block_size` {longest - 1}",
+                else f"use `block_size` {split.longest - 1}",
             )
 
 

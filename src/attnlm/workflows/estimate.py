@@ -20,12 +20,11 @@ from attnlm.compute.threads import cores, torch_settings_restored
 from attnlm.config.settings import Config, Request, resolve_new
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.model.inspection import parameter_count
-from attnlm.runs.load_model import check_tokenizer
 from attnlm.runs.records import RunFacts
 from attnlm.runs.run import Run, open_run
 from attnlm.training.memory import estimate_memory
-from attnlm.workflows.autotune import complete_config, random_dataset, time_step
-from attnlm.workflows.train import check_resume, open_rest, open_saved_run, refuse_leaks
+from attnlm.workflows.autotune import random_dataset, time_step
+from attnlm.workflows.train import check_resume, new_config, open_rest, open_saved_run
 
 _MEASURED = 2.0  # seconds of steps
 
@@ -130,13 +129,10 @@ def estimate(
             if processes > 1 and "OMP_NUM_THREADS" not in os.environ:
                 torch.set_num_threads(max(1, cores() // processes))  # as several have
             if vocab_size is not None:
-                data = _random_data(vocab_size, dataset, request)
+                data, parent = _random_data(vocab_size, dataset, request), None
             else:
                 data = open_dataset(dataset, data_dir=data_dir)
-                if parent is not None:
-                    check_tokenizer(parent, data)
-            refuse_leaks(request.config, data.vocab_size, force)
-            config, device = complete_config(request, data, began, on_event)
+            config, device, _ = new_config(request, data, parent, force, began, on_event)
         on_event(Note("measuring the time of a step"))
         seconds, fitting = time_step(config, device, data, _MEASURED)
         config = config.with_training(micro_batch_size=fitting)  # memory may have run out

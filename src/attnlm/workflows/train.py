@@ -35,12 +35,7 @@ from attnlm.training.loop import OnStep, fit
 from attnlm.training.recorded import check_recorded
 from attnlm.training.schedule import budget_end
 from attnlm.training.state import load_or_init_state
-from attnlm.workflows.autotune import (
-    autotune,
-    check_context,
-    complete_config,
-    missing_form,
-)
+from attnlm.workflows.autotune import autotune, check_context, complete_config, missing_form
 from attnlm.workflows.check_own_code import NotCausalError, check_required
 from attnlm.workflows.evaluate import measure_on_whole, take_snapshot
 
@@ -96,8 +91,17 @@ def train(
     saves the last complete step and raises Interrupted, a KeyboardInterrupt. So `on_event` can stop
     training in the main thread: `signal.raise_signal(signal.SIGINT)`.
     """
-    with _opened_call(Path(checkpoint_dir), Path(data_dir), log, on_event) as call:
-        processes = call.processes
+    check_not_running()
+    began = clock.budget_start()
+    tools = [log] if isinstance(log, str) else log or ()
+    check_tools(tools)
+    with join_processes() as processes, contextlib.ExitStack() as stack:
+        listener: OnEvent = ignore
+        if processes.is_main:
+            logs = LogListener(CurveDrawer(on_event or ignore), tools)
+            listener = stack.enter_context(contextlib.closing(logs))
+        stack.enter_context(torch_settings_restored())
+        call = _Call(Path(checkpoint_dir), Path(data_dir), began, processes, listener, stack)
         if processes.count > 1:
             settings = {"processes": processes.count, **settings}
         if not processes.is_main:
@@ -159,27 +163,6 @@ class Job(NamedTuple):
     """what it trains on; None for a finished run, which `exist_ok` accepts"""
     is_fresh: bool
     """True if there is no checkpoint yet"""
-
-
-@contextlib.contextmanager
-def _opened_call(
-    checkpoint_dir: Path,
-    data_dir: Path,
-    log: str | Sequence[str] | None,
-    on_event: OnEvent | None,
-) -> Iterator[_Call]:
-    """Join the other processes, and set up the listener. The arguments are as in `train`."""
-    check_not_running()
-    began = clock.budget_start()
-    tools = [log] if isinstance(log, str) else log or ()
-    check_tools(tools)
-    with join_processes() as processes, contextlib.ExitStack() as stack:
-        listener: OnEvent = ignore
-        if processes.is_main:
-            logs = LogListener(CurveDrawer(on_event or ignore), tools)
-            listener = stack.enter_context(contextlib.closing(logs))
-        stack.enter_context(torch_settings_restored())
-        yield _Call(checkpoint_dir, data_dir, began, processes, listener, stack)
 
 
 def _trained(
@@ -271,32 +254,17 @@ def _new_job(
             "use both or neither",
         )
     _check_launched(request.config.training, call.processes)
-    existing = None
+    is_there = False
     if name is not None:
         check_name(name)
-        existing = call.checkpoint_dir / name if exist_ok else None
-        if existing is None or not existing.is_dir():
+        is_there = exist_ok and (call.checkpoint_dir / name).is_dir()
+        if not is_there:
             check_name_is_free(name, call.checkpoint_dir)
-            existing = None
     data = open_dataset(dataset, data_dir=call.data_dir)
-    if parent is not None and existing is None:
-        check_tokenizer(parent, data)
-        check_context(request.config, data, is_fixed=True)
     record = None if parent is None else parent_record(parent, checkpoint)
-    if existing is not None:
-        run = open_run(existing.name, checkpoint_dir=existing.parent)
-        _check_same(run, request, data, record)
-        if run.last.exists():
-            return _taken_job(call, run, data)
-        if run.kept_steps() or (run.best.exists() and run.facts(run.best).step):
-            raise AttnlmError(
-                f"{run.last} is missing, so that {run.name} cannot be resumed",
-                "choose another `name`, or copy the file back",
-            )
-        with run.training_lock():  # no other process trains it
-            delete_folder(run.path)  # nothing was saved yet: start again
-    leaks = refuse_leaks(request.config, data.vocab_size, force)
-    config, device = complete_config(request, data, call.began, call.on_event)
+    if is_there and (job := _job_of_same(call, str(name), request, data, record)):
+        return job
+    config, device, leaks = new_config(request, data, parent, force, call.began, call.on_event)
     run = create_run(
         config,
         data,
@@ -312,15 +280,28 @@ def _new_job(
     return Job(run, (data, device), is_fresh=True)
 
 
-def refuse_leaks(config: Config, vocab_size: int, force: bool) -> str:
-    """Check own code, and return how its logits depend on later tokens; "" if they don't.
+def new_config(
+    request: Request,
+    dataset: Dataset,
+    parent: Run | None,
+    force: bool,
+    began: float,
+    on_event: OnEvent,
+) -> tuple[Config, Device, str]:
+    """Return the complete configuration of a new run, the device to train on, and how the model's
+    logits depend on later tokens; "" if they don't.
 
-    Raises as `check_required` does.
+    Raises as `check_required` and `complete_config` do, and AttnlmError if the tokenizer is not
+    that of `parent`.
     """
+    if parent is not None:
+        check_tokenizer(parent, dataset)
+        check_context(request.config, dataset, is_fixed=True)
     try:
-        return check_required(config, vocab_size, force)
+        leaks = check_required(request.config, dataset.vocab_size, force)
     except NotCausalError as error:
         raise NotCausalError(error.message, f"{error.hint}; or use `force`") from None
+    return *complete_config(request, dataset, began, on_event), leaks
 
 
 @contextlib.contextmanager
@@ -377,13 +358,47 @@ def open_saved_run(
     return run
 
 
-def _taken_job(call: _Call, run: Run, dataset: Dataset) -> Job:
-    """Return the job of a run that has the requested configuration: to resume it, or nothing."""
-    if not run.is_finished:
+def _job_of_same(
+    call: _Call, name: str, request: Request, dataset: Dataset, parent: ParentRecord | None
+) -> Job | None:
+    """Return the job of the run called `name`: to resume it, or nothing if it is finished.
+
+    A run that saved nothing is deleted, and the result is None. Raises AttnlmError if the run is
+    damaged, or if it has other settings, data or initial weights than requested. Settings that a
+    run chooses at its start, or with a budget in its course, may differ.
+    """
+    run = open_run(name, checkpoint_dir=call.checkpoint_dir)
+    wanted = request.config.settings()
+    if request.config.training.budget is not None:
+        del wanted["warmup"]
+    if len(request.sizes) > 1:  # it has chosen one of them
+        first, *others = request.sizes
+        fixed = {k for k, v in first.items() if all(other.get(k) == v for other in others)}
+        wanted = {k: v for k, v in wanted.items() if k in fixed | request.settings.keys()}
+    wanted = {key: value for key, value in wanted.items() if value != "auto"}
+    changed = differing_names(wanted, run.config.settings())
+    if not has_same_ids(dataset, run.dataset):
+        changed.append("data set")
+    if (run.parent and run.parent.sha256) != (parent and parent.sha256):
+        changed.append("start_from")
+    if changed:
+        raise AttnlmError(
+            f"a run called {name} exists, but its `{changed[0]}` differs", "choose another `name`"
+        )
+    if run.is_finished:
+        run.evaluations_until(run.facts(run.last).step)  # raises if some are missing
+        call.on_event(Note(f"{name} is finished, and has this configuration: nothing to train"))
+        return Job(run, None, is_fresh=False)
+    if run.last.exists():
         return _resumed_job(call, run, {}, dataset)
-    run.evaluations_until(run.facts(run.last).step)  # raises if some are missing
-    call.on_event(Note(f"{run.name} is finished, and has this configuration: nothing to train"))
-    return Job(run, None, is_fresh=False)
+    if run.kept_steps() or (run.best.exists() and run.facts(run.best).step):
+        raise AttnlmError(
+            f"{run.last} is missing, so that {name} cannot be resumed",
+            "choose another `name`, or copy the file back",
+        )
+    with run.training_lock():  # no other process trains it
+        delete_folder(run.path)  # nothing was saved yet: start again
+    return None
 
 
 def _resumed_job(
@@ -395,8 +410,7 @@ def _resumed_job(
     """
     call.until_end.enter_context(run.training_lock())
     saved = run.facts(run.last)
-    rest = open_rest(run, saved, settings, dataset, call.on_event)
-    config, dataset, device = rest
+    config, dataset, device = open_rest(run, saved, settings, dataset, call.on_event)
     _check_launched(config.training, call.processes)
     with explaining_os_errors(run.path, f", then: {resume_command(run.path)}"):
         run.discard_after(saved.evaluated_step, saved.step)
@@ -421,19 +435,19 @@ def open_rest(
     On another device or with another precision, what depends on it is chosen again.
     """
     recorded = run.config.settings()
-    is_moved = settings.get("device", recorded["device"]) != recorded["device"]
+    name = str(settings.get("device", recorded["device"]))
+    is_moved = name != recorded["device"]
     dtype = settings.get("dtype", "auto" if is_moved else recorded["dtype"])
-    device = choose_device(str(settings.get("device", recorded["device"])), str(dtype))
+    device = choose_device(name, str(dtype))
     computing = {"device": device.name, "dtype": device.dtype}
     settings = {key: computing.get(key, value) for key, value in settings.items()}
-    if moved := differing_names(computing, recorded):
+    if differing_names(computing, recorded):
         recorded = {k: v for k, v in recorded.items() if k not in _OF_THE_DEVICE}
-        again = ", ".join(f"`{k}`" for k in _OF_THE_DEVICE if k not in settings)
-        other = "device" if "device" in moved else "precision"
-        on_event(Note(f"{again} are chosen again, since the run was trained on another {other}"))
+        again = ", ".join(f"`{key}`" for key in _OF_THE_DEVICE if key not in settings)
+        on_event(Note(f"{again} are chosen again: the run had another device or precision"))
     changed = {key: settings[key] for key in differing_names(settings, recorded)}
-    for key in sorted(changed.keys() & set(_ROUNDING)):
-        on_event(Note(f"`{key}` differs from the original run; results may differ by rounding"))
+    if changed.keys() & set(_ROUNDING):
+        on_event(Note("what computes is not as before: results may differ by rounding"))
     config = resolve(changed, recorded)
     if "device" not in settings:
         device = replace(device, reason="recorded in the run")
@@ -449,31 +463,3 @@ def open_rest(
         on_event(Note(f"{missing.message}: the modules compute from now on"))
         config = config.with_training(compile="modules")
     return autotune(config, device, dataset, is_resumed=True), dataset, device
-
-
-def _check_same(run: Run, request: Request, dataset: Dataset, parent: ParentRecord | None) -> None:
-    """Raise AttnlmError if a run has other settings, data or initial weights than requested.
-
-    Settings that a run chooses at its start, or with a budget in its course, may differ.
-    """
-    recorded = run.config.settings()
-    configs, chosen = [request.config], set[str]()
-    if request.config.training.budget is not None:
-        chosen.add("warmup")
-    if len(request.sizes) > 1:
-        configs = [resolve(request.settings, size) for size in request.sizes]
-        chosen |= {"dropout", "steps"} - request.settings.keys()
-    wanted = [
-        {k: v for k, v in config.settings().items() if v != "auto" and k not in chosen}
-        for config in configs
-    ]
-    changed = min((differing_names(settings, recorded) for settings in wanted), key=len)
-    if not has_same_ids(dataset, run.dataset):
-        changed.append("data set")
-    if (run.parent and run.parent.sha256) != (parent and parent.sha256):
-        changed.append("start_from")
-    if changed:
-        raise AttnlmError(
-            f"a run called {run.name} exists, but its `{changed[0]}` differs",
-            "choose another `name`",
-        )
