@@ -13,17 +13,14 @@ from attnlm.base.folders import find_folder
 from attnlm.cli import console, options
 from attnlm.cli.compare import OUTPUT, show_tables
 from attnlm.cli.event_printer import Display
-from attnlm.cli.options import decode_argument, option, shared, switch, with_options
-from attnlm.config.training import TrainingConfig
+from attnlm.cli.options import decode_argument, option, shared, with_options
 from attnlm.config.variants import variant
 from attnlm.model.architecture import MODELS
-from attnlm.runs.ladder_plan import EQUAL, REPAIR
-
-_TRAINING = ("budget", "steps", "eval_every", "eval_tokens", "threads", "seed")
+from attnlm.runs.ladder_plan import REPAIR, SETTINGS
 
 
 @with_options(
-    dict.fromkeys(_TRAINING, TrainingConfig) | shared("checkpoint_dir", "data_dir"),
+    SETTINGS | shared("checkpoint_dir", "data_dir"),
     helps={
         "budget": "time for all models together, such as 90s, 5m or 1h30m; default: 2m",
         "steps": "updates of each model, instead of --budget",
@@ -39,24 +36,6 @@ def ladder(
         "bigram,average,single-head,multi-head,transformer",
         complete=options.words(*MODELS),
     ),
-    seeds: int | None = option(
-        None,
-        "number of seeds: each model is trained with all of them; 3 or more can tell a difference "
-        "from chance; default: 1",
-    ),
-    tune: bool = switch(
-        "first find the best of five learning rates for each model, by short trainings on a part "
-        "of the training split",
-        "--tune",
-    ),
-    equal: str | None = option(
-        None,
-        f"what to hold equal in all models: {'|'.join(EQUAL)}; the first model decides the "
-        "widths or steps of the others; default: tokens",
-        complete=options.words(*EQUAL),
-    ),
-    prompt: str | None = option(None, "text that each model continues"),
-    tokens: int | None = option(None, "tokens that each model generates; default: 200"),
     baseline: str | None = option(
         None, "the model to compare with each other one; default: each with each earlier one"
     ),
@@ -72,6 +51,8 @@ def ladder(
     """Train several models on the same batches and compare them."""
     for named in () if rungs is None else rungs.split(","):
         variant(named)  # before PyTorch is loaded
+    if settings["prompt"] is not None:
+        settings["prompt"] = decode_argument(settings["prompt"], "--prompt")
     if resume is None:
         find_folder(dataset, Path(settings["data_dir"]), kind="data set")
 
@@ -79,11 +60,6 @@ def ladder(
         found = attnlm.ladder(
             dataset,
             rungs=rungs,
-            seeds=seeds,
-            tune=tune or None,
-            equal=equal,
-            prompt=None if prompt is None else decode_argument(prompt, "--prompt"),
-            tokens=tokens,
             baseline=baseline,
             name=name,
             resume=resume,

@@ -11,10 +11,11 @@ from typing import Any
 import attnlm
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.json_records import limited, read_record
+from attnlm.base.json_records import read_record
 from attnlm.base.own_code import OwnCode
-from attnlm.base.setting_fields import check_value, quoted
+from attnlm.base.setting_fields import check_value, quoted, setting
 from attnlm.config.settings import Config, check_files, resolve
+from attnlm.config.training import TrainingConfig
 from attnlm.config.variants import variant
 from attnlm.model.own_arguments import CODE, PREFIX
 from attnlm.runs.records import DatasetFacts
@@ -48,20 +49,34 @@ class LadderPlan:
     seed: int
     block_size: int = 64
     batch_size: int = 32
-    prompt: str = ""
-    tokens: int = limited(default=200, at_least=0, at_most=2**26)
+    prompt: str = setting("text that each model continues; default: none", default="")
+    tokens: int = setting(
+        "tokens that each model generates; default: 200", default=200, at_least=0, at_most=2**26
+    )
     steps: int = 1
     """steps of each run, if its rung has none in `adapted`"""
     eval_every: int | None = None
     eval_tokens: int | None = None
     """validation tokens per evaluation; None for the whole split"""
     threads: int | None = None
-    seeds: int = limited(default=1, at_least=1, at_most=1000)
-    """runs per rung, with consecutive seeds from `seed` on"""
-    tune: bool = False
-    """whether each rung gets the best of several learning rates"""
-    equal: str = limited(default="tokens", choices=EQUAL)
-    """what is held equal in all rungs: tokens, parameters, FLOPs of training, or its time"""
+    seeds: int = setting(
+        "number of seeds, from `seed` on: each model is trained with all of them; 3 or more can "
+        "tell a difference from chance; default: 1",
+        default=1,
+        at_least=1,
+        at_most=1000,
+    )
+    tune: bool = setting(
+        "first find the best of five learning rates for each model, by short trainings on a part "
+        "of the training split",
+        default=False,
+    )
+    equal: str = setting(
+        "what to hold equal in all models; the first decides the widths or steps of the others; "
+        "default: tokens",
+        default="tokens",
+        choices=EQUAL,
+    )
     adapted: Mapping[str, Any] = field(default_factory=dict)
     """the settings that a rung has because of `equal` or `tune`, by its name"""
     failed: Mapping[str, str] = field(default_factory=dict)
@@ -130,8 +145,9 @@ class LadderPlan:
             raise UsageError(
                 "`rungs` is empty or contains a rung twice", "name each rung once: bigram,average"
             )
-        for name in ("tokens", "seeds", "equal"):
-            check_value(LadderPlan, name, getattr(self, name))
+        for name, record in SETTINGS.items():
+            if record is LadderPlan:
+                check_value(LadderPlan, name, getattr(self, name))
         for name, kind in (("failed", str), ("adapted", dict)):
             by_rung = getattr(self, name)
             if any(n not in self.rungs or not isinstance(v, kind) for n, v in by_rung.items()):
@@ -148,6 +164,14 @@ class LadderPlan:
         for code in self.codes.values():
             (folder / CODE).mkdir(exist_ok=True)
             files.write_bytes(folder / CODE / code.file, code.content())
+
+
+SETTINGS: dict[str, type] = {
+    **dict.fromkeys(("seeds", "tune", "equal", "prompt", "tokens"), LadderPlan),
+    **dict.fromkeys(("budget", "steps", "eval_every", "eval_tokens", "threads"), TrainingConfig),
+    "seed": TrainingConfig,
+}
+"""The record of each setting of a ladder."""
 
 
 def read_plan(path: Path) -> LadderPlan:

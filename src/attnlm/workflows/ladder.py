@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import os
 from collections.abc import Mapping, Sequence
@@ -19,14 +20,15 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.folders import CHECKPOINT_DIR, DATA_DIR, check_name, command_for, find_folder
 from attnlm.base.own_code import own_traceback
-from attnlm.base.setting_fields import differing_names
+from attnlm.base.setting_fields import describe_settings, differing_names
+from attnlm.base.suggestions import suggestion
 from attnlm.compute.device import choose_device
 from attnlm.config.settings import Config, check_setting
 from attnlm.config.variants import named_codes
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.generation.sampling import sample
 from attnlm.generation.sampling_config import draw_seed
-from attnlm.runs.ladder_plan import RATE, RECORD, REPAIR, LadderPlan, read_plan
+from attnlm.runs.ladder_plan import RATE, RECORD, REPAIR, SETTINGS, LadderPlan, read_plan
 from attnlm.runs.records import dataset_facts
 from attnlm.runs.run import Run, open_recorded
 from attnlm.see.comparison import Comparison, Group
@@ -50,23 +52,13 @@ def ladder(
     dataset: str | Path | Dataset | None = None,
     *,
     rungs: str | Sequence[str] | None = None,
-    budget: float | None = None,
-    steps: int | None = None,
-    eval_every: int | None = None,
-    eval_tokens: int | None = None,
-    threads: int | None = None,
-    seed: int | None = None,
-    seeds: int | None = None,
-    tune: bool | None = None,
-    equal: str | None = None,
-    prompt: str | None = None,
-    tokens: int | None = None,
     baseline: str | None = None,
     name: str | None = None,
     resume: str | Path | None = None,
     checkpoint_dir: str | Path = CHECKPOINT_DIR,
     data_dir: str | Path = DATA_DIR,
     on_event: OnEvent | None = None,
+    **settings: Any,
 ) -> Comparison:
     """Train several models on the same batches, and compare them.
 
@@ -104,33 +96,23 @@ def ladder(
     """
     folder = Path(checkpoint_dir)
     on_event = on_event or ignore
-    if isinstance(rungs, str):
-        rungs = rungs.split(",")
-    arguments = {
-        "rungs": None if rungs is None else tuple(rung.strip() for rung in rungs),
-        "budget": budget,
-        "steps": steps,
-        "eval_every": eval_every,
-        "eval_tokens": eval_tokens,
-        "threads": threads,
-        "seed": seed,
-        "seeds": seeds,
-        "tune": tune,
-        "equal": equal,
-        "prompt": prompt,
-        "tokens": tokens,
-    }
-    arguments = {key: value for key, value in arguments.items() if value is not None}
+    given = {k: v for k, v in settings.items() if v is not None and v is not False}
+    for key in given.keys() - SETTINGS.keys():
+        hint = suggestion(key, SETTINGS, f"the settings are {', '.join(SETTINGS)}")
+        raise UsageError(f"`{key}` is not a setting of a ladder", hint)
+    if rungs is not None:
+        listed = rungs.split(",") if isinstance(rungs, str) else rungs
+        given["rungs"] = tuple(rung.strip() for rung in listed)
     if resume is None:
         opened = open_dataset(dataset, data_dir=data_dir)
-        plan = _new_plan(opened, arguments, on_event)
+        plan = _new_plan(opened, given, on_event)
         check_baseline(baseline, plan.rungs)
         path = _new_folder(plan, name, folder)
     else:
         path = find_folder(resume, folder, kind="ladder")
         plan = read_plan(path)
         check_baseline(baseline, plan.rungs)
-        given = arguments if name is None else {**arguments, "name": name}
+        given |= {} if name is None else {"name": name}
         for key in differing_names(given, vars(plan)):
             raise UsageError(
                 f"`{key}` cannot be changed in a ladder that is resumed",
@@ -145,6 +127,14 @@ def ladder(
             resume_it = command_for("attnlm ladder --resume", path)
             on_event(Note(f"stopped; the models trained so far are saved: {resume_it}"))
             raise
+
+
+ladder.__doc__ = f"""{inspect.cleandoc(ladder.__doc__ or "")}
+
+Settings:
+
+{describe_settings(SETTINGS)}
+"""
 
 
 def _compared(

@@ -10,11 +10,9 @@ from attnlm.base.own_code import OwnCodeError, own_traceback
 from attnlm.base.setting_fields import Settings
 from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset
-from attnlm.runs.run import Run, open_run
+from attnlm.runs.run import Run
 from attnlm.training.step import StepNotFiniteError
 from attnlm.workflows.train import train
-
-_CHOSEN_BY_A_CLOCK = {"budget", "steps", "warmup", "eval_every", "eval_tokens"}
 
 
 def train_all(
@@ -26,19 +24,14 @@ def train_all(
 ) -> dict[str, Run]:
     """Train a run for each of `trainings`, which has the settings by the run's name in `folder`.
 
-    A finished run of this name and these settings is taken, and an unfinished one is resumed. How
-    long a run took within a budget, and what its clock chose, may differ. A Note with `title`, if
-    given, and the seed comes before each run. Raises AttnlmError as `train` does.
+    A finished run of this name and these settings is taken, and an unfinished one is resumed. A
+    Note with `title`, if given, and the seed comes before each run. Raises AttnlmError as `train`
+    does.
     """
     runs = {}
     for name, settings in trainings.items():
         if title:
             on_event(Note(f"{title}, seed {settings['seed']}"))
-        if (folder / name).is_dir():
-            recorded = open_run(name, checkpoint_dir=folder).config.settings()
-            if "budget" in recorded:
-                settings = {k: v for k, v in settings.items() if k not in _CHOSEN_BY_A_CLOCK}
-                settings["budget"] = recorded["budget"]
         runs[name] = train(
             dataset,
             recipe=settings,
