@@ -515,6 +515,8 @@ def test_a_ladder_of_questions_is_tuned_on_them_and_answers_one(tmp_path: Path) 
     assert f"bigram prefers a rate of {best:g}, at the end of what was tried" in notes
     header, rows = ladder.table()
     assert rows[0][header.index("right answers")].endswith("%")
+    (note,) = compare_groups({"a": rung.runs}, "accuracy").notes
+    assert "the checkpoint with the lowest loss: `best_by` accuracy" in note
 
 
 def test_a_value_with_which_training_diverges_is_not_chosen(

@@ -446,8 +446,8 @@ def open_rest(
         again = ", ".join(f"`{key}`" for key in _OF_THE_DEVICE if key not in settings)
         on_event(Note(f"{again} are chosen again: the run had another device or precision"))
     changed = {key: settings[key] for key in differing_names(settings, recorded)}
-    if changed.keys() & set(_ROUNDING):
-        on_event(Note("what computes is not as before: results may differ by rounding"))
+    if other := ", ".join(f"`{key}`" for key in _ROUNDING if key in changed):
+        on_event(Note(f"results may differ by rounding from the original run: {other} changed"))
     config = resolve(changed, recorded)
     if "device" not in settings:
         device = replace(device, reason="recorded in the run")
