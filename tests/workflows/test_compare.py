@@ -206,7 +206,7 @@ def test_curves_are_drawn_for_a_paper(
     [
         ((), {}, "no group of runs"),
         (("narrow-*",), {}, "there is only one group"),
-        (("narrow-*", "narrow-*"), {}, "is named twice"),
+        (("narrow-*", "narrow-*"), {}, "there is only one group"),
         (("narrow-*", "narrow-1,wide-1"), {}, "narrow-1 is in two groups"),
         (("narrow-*", "wide-1"), {}, "wide-1 has one run"),
         (("narrow-*", "wide-*"), {"measure": "los"}, "invalid value for `measure`"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from attnlm.base.folders import CHECKPOINT_DIR, DATA_DIR, flag, folder_flag
 from attnlm.data.dataset import Dataset
-from attnlm.runs.ladder_plan import LadderPlan
+from attnlm.runs.ladder_plan import SETTINGS, LadderPlan
 from attnlm.runs.run import Run
 
 
@@ -51,11 +51,9 @@ def ladder_command(plan: LadderPlan, baseline: str | None = None) -> str:
     dataset = plan.dataset
     usual = Path(dataset.path).absolute() == Path(DATA_DIR).absolute() / dataset.name
     words = ["attnlm", "ladder", dataset.name if usual else dataset.path]
-    words += ["--rungs", ",".join(plan.rungs)]
-    names = ("steps", "eval_every", "seed", "seeds", "equal", "tokens", "eval_tokens")
-    given = {name: getattr(plan, name) for name in (*names, "threads", "prompt")}
-    given["baseline"] = baseline
-    for name, value in given.items():
-        if value is not None and value != getattr(LadderPlan, name, None):
-            words += [flag(name), str(value)]
-    return shlex.join([*words, *(["--tune"] if plan.tune else [])])
+    words += ["--rungs", ",".join(plan.rungs), "--steps", str(plan.steps)]
+    given = {name: getattr(plan, name) for name in SETTINGS if name not in ("budget", "steps")}
+    for name, value in {**given, "baseline": baseline}.items():
+        if value != getattr(LadderPlan, name, None):
+            words += [flag(name)] if value is True else [flag(name), str(value)]
+    return shlex.join(words)

@@ -64,8 +64,6 @@ def compare(
     for group in groups:
         members = _members(group, root, open_it, is_alone=len(groups) == 1)
         words.append(str(group) if isinstance(group, str | Path) else next(iter(members)))
-        if twice := named.keys() & members.keys():
-            raise UsageError(f"the group {min(twice)} is named twice", "name each group once")
         named |= members
     if by is not None:
         named = _by_setting(named, by)
