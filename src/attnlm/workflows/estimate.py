@@ -37,45 +37,25 @@ class Estimate:
     """the configuration, with what `train` chooses"""
     vocab_size: int
     device: Device
+    parameters: int
     memory: int
     """bytes that each process takes in addition to PyTorch, within a factor of 2 on a CPU"""
-    step_seconds: float
+    step_flops: int
+    """the operations of the model in a step of all processes, forward and backward"""
     steps: int
     """steps that are left to make; with a budget, those that fit into its rest"""
-
-    @property
-    def parameters(self) -> int:
-        return parameter_count(self.config.spec, self.vocab_size)
-
-    @property
-    def step_flops(self) -> int:
-        """The operations of the model in a step of all processes, forward and backward."""
-        flops = self.config.spec.costs(self.vocab_size).training_flops
-        return flops * self.config.tokens_per_step
-
-    @property
-    def flops(self) -> int:
-        """The operations of all `steps`."""
-        return self.steps * self.step_flops
-
-    @property
-    def seconds(self) -> float:
-        """The time of all `steps`, without evaluations and checkpoints."""
-        return self.steps * self.step_seconds
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.config.tokens_per_step / self.step_seconds
+    flops: int
+    """the operations of all `steps`"""
+    step_seconds: float
+    seconds: float
+    """the time of all `steps`, without evaluations and checkpoints"""
+    tokens_per_second: float
 
     def facts(self) -> dict[str, Any]:
         """Return the estimate as JSON values."""
-        names = ("memory", "parameters", "step_flops", "flops", "steps", "step_seconds", "seconds")
-        return {
-            "settings": self.config.settings(),
-            "vocab_size": self.vocab_size,
-            "device": self.device.name,
-            **{name: getattr(self, name) for name in (*names, "tokens_per_second")},
-        }
+        names = ("config", "device")
+        numbers = {name: value for name, value in vars(self).items() if name not in names}
+        return {"settings": self.config.settings(), "device": self.device.name, **numbers}
 
 
 def estimate(
@@ -139,8 +119,21 @@ def estimate(
     steps = config.training.max_steps - made
     if config.training.budget is not None:
         steps = min(steps, (1 - progress) * config.training.budget // seconds)
-    memory = estimate_memory(config, data.vocab_size, device.name).total
-    return Estimate(config, data.vocab_size, device, memory, seconds, int(steps))
+    V, spec = data.vocab_size, config.spec
+    step_flops = spec.costs(V).training_flops * config.tokens_per_step
+    return Estimate(
+        config,
+        V,
+        device,
+        parameters=parameter_count(spec, V),
+        memory=estimate_memory(config, V, device.name).total,
+        step_flops=step_flops,
+        steps=int(steps),
+        flops=int(steps) * step_flops,
+        step_seconds=seconds,
+        seconds=int(steps) * seconds,
+        tokens_per_second=config.tokens_per_step / seconds,
+    )
 
 
 def _random_data(vocab_size: int, dataset: object, request: Request) -> Dataset:
