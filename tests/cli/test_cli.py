@@ -233,7 +233,7 @@ def test_the_ladder_from_outside(project: Path) -> None:
     assert header.split()[1:3] == ["validation", "loss"] and header.endswith("runs")
     for words in (
         "rung 2 of 2: multi-head",
-        "not a fair comparison: optimizer",
+        "not a fair comparison: not only the model differs: optimizer",
         "── multi-head\nthe ",
     ):
         assert words in done.stderr

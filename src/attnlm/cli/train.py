@@ -213,7 +213,7 @@ def _report(run: attnlm.Run, json: bool, quiet: bool) -> None:
         console.say_next(command_for("attnlm sample", run.path, *length))
     facts = {
         "run": str(run.path),
-        "dataset": run.dataset.path,
+        "dataset": run.dataset.path.removeprefix(f"{Path.cwd()}{os.sep}"),
         "model": run.config.spec.name,
         "parent": run.parent and asdict(run.parent),
         "parameters": run.parameters,
