@@ -88,14 +88,8 @@ def estimate(
     made, progress = 0, 0.0
     with torch_settings_restored():
         if resume is not None:
-            check_resume(
-                settings,
-                dataset=dataset,
-                vocab_size=vocab_size,
-                recipe=recipe,
-                start_from=start_from,
-                force=force,
-            )
+            of_new = {"dataset": dataset, "vocab_size": vocab_size, "recipe": recipe}
+            check_resume(settings, **of_new, start_from=start_from, force=force)
             run = open_saved_run(resume, checkpoint_dir, data_dir)
             saved = run.facts(run.last)
             made, progress = saved.step, saved.progress
