@@ -175,7 +175,7 @@ settings that a rung lacks are ignored
 if name not in (*preset.settings, => if False and name not in (*preset.settings,
 == model/recorder.py
 the wrong head is silenced
-head = self.silenced[1] => head = 0
+layer, head = self._silenced => layer, head = self._silenced[0], 0
 == model/textbook.py
 the residual stream is left out of the textbook
 -y = mlp(a, with_prefix(block, "mlp."), y)

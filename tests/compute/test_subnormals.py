@@ -128,9 +128,10 @@ def test_a_model_that_decodes_by_itself_flushes(
     assert modes.found == {"MainThread": True}
 
 
-def test_recorded_activations_are_flushed(modes: Modes) -> None:
+def test_recorded_activations_are_flushed(modes: Modes, monkeypatch: pytest.MonkeyPatch) -> None:
     model = small_model("transformer")
-    record(modes.before(model), torch.tensor([[1, 2, 3]]))
+    monkeypatch.setattr(model, "forward", modes.before(model.forward))
+    record(model, torch.tensor([[1, 2, 3]]))
     assert modes.found == {"MainThread": True}
 
 

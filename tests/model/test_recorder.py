@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from attnlm.base.errors import AttnlmError
 from attnlm.model.language_model import Transformer
-from attnlm.model.recorder import record
+from attnlm.model.recorder import Site, record
 from tests.models import (
     V,
     WithoutCache,
@@ -36,25 +36,23 @@ def test_recorded_activations_are_consistent(variant: str) -> None:
     assert maps.shape == (a.layers, B, a.maps_per_layer, T, T)
     torch.testing.assert_close(maps.sum(-1), torch.ones_like(maps[..., 0]))
     assert not maps.triu(1).any() and (maps >= 0).all()
-    stream = recorder.embedded
-    for number, layer in enumerate(recorder.layers):
-        heads = layer.heads
-        assert heads is not None and stream is not None
-        scale = heads.query.size(-1) ** -0.5
-        torch.testing.assert_close(heads.scores, heads.query @ heads.key.mT * scale)
-        torch.testing.assert_close(heads.mixed, layer.maps @ heads.value)
-        attended = heads.mixed.transpose(1, 2).flatten(2)
+    stream = recorder.activations[Site("stream", -1)]
+    for number in range(a.layers):
+        seen = recorder.layer(number)
+        scale = seen["query"].size(-1) ** -0.5
+        torch.testing.assert_close(seen["scores"], seen["query"] @ seen["key"].mT * scale)
+        torch.testing.assert_close(seen["mixed"], seen["maps"] @ seen["value"])
+        attended = seen["mixed"].transpose(1, 2).flatten(2)
         if a.projection and (projection := self_attention(model, number).projection) is not None:
             attended = projection(attended)
-        torch.testing.assert_close(layer.attended, attended)
-        assert (layer.mlp is None) == (a.mlp == "none")
+        torch.testing.assert_close(seen["attended"], attended)
+        assert ("mlp" in seen) == (a.mlp != "none")
         if a.norm == "none":
-            torch.testing.assert_close(layer.read, stream)
-        for added in (attended, layer.mlp):
+            torch.testing.assert_close(seen["read"], stream)
+        for added in (attended, seen.get("mlp")):
             if added is not None:
                 stream = stream + added if a.residual else added
-        torch.testing.assert_close(layer.stream, stream)
-    assert stream is not None
+        torch.testing.assert_close(seen["stream"], stream)
     torch.testing.assert_close(model.read_out(stream), recorder.logits)
 
 
@@ -80,9 +78,8 @@ def test_silencing_equals_zero_values(variant: str) -> None:
         attention.value.bias[head * a.head_dim :] = 0
     torch.testing.assert_close(recorder.logits, model(some_ids(B, T)))
     assert recorder.logits.shape == (B, T, V)
-    for number, one in enumerate(recorder.layers):
-        assert one.heads is not None
-        silent = one.heads.mixed.flatten(2).eq(0).all(2).all(0)
+    for number in range(a.layers):
+        silent = recorder.layer(number)["mixed"].flatten(2).eq(0).all(2).all(0)
         assert silent.tolist() == [(number, h) == (layer, head) for h in range(a.heads)]
 
 

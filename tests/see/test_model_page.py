@@ -20,7 +20,7 @@ from attnlm.generation.sampling import sampler_of
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.language_model import Bigram, LanguageModel, Transformer
 from attnlm.model.layers import LayerNorm, RMSNorm
-from attnlm.model.recorder import record
+from attnlm.model.recorder import Site, record
 from attnlm.model.textbook import forward
 from attnlm.see.model_page import model_data, play_page
 from attnlm.tokens.tokenizer import (
@@ -92,22 +92,20 @@ def added(model: Bigram | Transformer, ids: torch.Tensor) -> dict[str, float]:
     if not isinstance(model, Transformer) or not model.architecture.residual:
         return {}
     seen, a = record(model, ids[None]), model.architecture
-    assert seen.embedded is not None
-    parts = {"embedding": seen.embedded[0, -1]}
-    for number, layer in enumerate(seen.layers, 1):
-        name = f"layer {number}"
+    parts = {"embedding": seen.activations[Site("stream", -1)][0, -1]}
+    for number in range(a.layers):
+        layer, name = seen.layer(number), f"layer {number + 1}"
         if a.attention == "softmax":
-            projection = self_attention(model, number - 1).projection
-            assert layer.heads is not None
-            alone_HN = torch.block_diag(*layer.heads.mixed[0, :, -1])
+            projection = self_attention(model, number).projection
+            alone_HN = torch.block_diag(*layer["mixed"][0, :, -1])
             alone_HN = alone_HN if projection is None else alone_HN @ projection.weight.T
             parts |= {f"{name} head {h}": added_C for h, added_C in enumerate(alone_HN, 1)}
             if projection is not None and projection.bias is not None:
                 parts[f"{name} attention bias"] = projection.bias
-        elif layer.attended is not None:
-            parts[f"{name} attention"] = layer.attended[0, -1]
-        if layer.mlp is not None:
-            parts[f"{name} MLP"] = layer.mlp[0, -1]
+        elif "attended" in layer:
+            parts[f"{name} attention"] = layer["attended"][0, -1]
+        if "mlp" in layer:
+            parts[f"{name} MLP"] = layer["mlp"][0, -1]
     added_NC, norm, weight_C = torch.stack([*parts.values()]), model.norm, model.head.weight[3]
     bias = 0.0 if model.head.bias is None else float(model.head.bias[3])
     if isinstance(norm, LayerNorm):
@@ -148,7 +146,8 @@ def test_every_variant_computes_the_logits_maps_and_parts_of_the_model(
         expected_V = forward(model.architecture, weights, ids)[-1]
         for logits_V in found["logits"]:
             assert_near(torch.tensor(logits_V), expected_V, within=1e-4)
-    maps = [layer.maps[0] for layer in record(model, ids[None]).layers if layer.softmaxes]
+    seen = record(model, ids[None])
+    maps = [x[0] for site, x in seen.activations.items() if site.kind == "maps"]
     for ours, theirs in zip(maps, exact["maps"], strict=True):
         np.testing.assert_allclose(np.reshape(theirs, ours.shape), ours, atol=1e-5)
     parts = added(model, ids)
@@ -433,14 +432,12 @@ def test_the_products_of_a_step_sum_to_its_number(name: str, walk: Any) -> None:
 
 def test_scores_and_weights_equal_the_model(walk: Any) -> None:
     seen = record(small_model("transformer"), torch.tensor([LETTERS.encode("abcab")]))
-    heads = seen.layers[0].heads
-    assert heads is not None
     step_to(walk, "scores")
     drawn = darkness(walk, ".outcome canvas")
     assert (np.nanmax(drawn, 1) == np.nanmax(drawn)).all()  # in each row
     past = np.tril_indices(5)
     scores = np.full((5, 5), -np.inf)
-    scores[past] = heads.scores[0, 0].numpy()[past]
+    scores[past] = seen.layer(0)["scores"][0, 0].numpy()[past]
     below = np.clip(1 - (scores.max(-1, keepdims=True) - scores) / 6, 0, 1)
     assert np.corrcoef(drawn[past], below[past])[0, 1] > 0.95
     total = step_to(walk, "weights")
@@ -485,8 +482,6 @@ def test_the_controls_work_by_keyboard(width: int, play: Any) -> None:
 def test_clicks_choose_heads_and_numbers_and_hovering_shows_weights(width: int, play: Any) -> None:
     """A number of the scores is the product of a query and a key, which are framed."""
     seen = record(small_model("multi-head"), torch.tensor([LETTERS.encode("abcab")]))
-    heads = seen.layers[0].heads
-    assert heads is not None
     view = play("multi-head", text="abcab", width=width)
     view.locator("#thumbnails button", has_text="head 3").click()
     view.locator("#head-caption", has_text="Layer 1, head 3: “b”").wait_for()
@@ -501,7 +496,7 @@ def test_clicks_choose_heads_and_numbers_and_hovering_shows_weights(width: int, 
     scores = view.locator(".outcome .matrix")
     box = scores.bounding_box()
     scores.click(position={"x": box["width"] * 0.3, "y": box["height"] * 0.9})
-    score = float(heads.scores[0, 2, 4, 1])
+    score = float(seen.layer(0)["scores"][0, 2, 4, 1])
     assert view.inner_text("#explanation").startswith(f"scores[“b”, “b”] = {score:.2f}\n")
     assert view.locator("#walkthrough .highlight").count() == 3
 

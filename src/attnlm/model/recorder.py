@@ -1,4 +1,4 @@
-"""A record of one forward pass: the attention maps and the activations of each block.
+"""The attention maps and activations of one forward pass.
 
 The model is observed from outside. A TorchFunctionMode sees each call of softmax and of
 `scaled_dot_product_attention` in the model's own code, and forward hooks see the inputs and outputs
@@ -8,9 +8,8 @@ of PyTorch, as in nn.MultiheadAttention, are not seen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +21,7 @@ from attnlm.base.errors import AttnlmError
 from attnlm.compute.threads import flush_subnormals
 from attnlm.model.attention import shared_heads
 from attnlm.model.language_model import Block, LanguageModel, Transformer, without_gradients
-from attnlm.model.spec import is_ours
+from attnlm.model.spec import ModelSpec, is_ours
 
 Head = tuple[int, int]
 """The position of a head: its layer and its number in the layer, both from 0."""
@@ -32,81 +31,92 @@ class Site(NamedTuple):
     """The place of an activation in a model."""
 
     kind: str
-    """stream, attended, mlp or mixed"""
+    """Of a block, (B, T, C): read (the input of the attention, after the norm), attended, mlp, and
+    stream (the output of the block). Of heads: maps, (B, H, T, T), mixed (maps · values),
+    (B, H, T, E), and in `scaled_dot_product_attention` also query, key, value, for all H heads, and
+    scores, before the mask."""
     layer: int
-    """from 0; −1 for the embedding"""
-    first_head: int | None = None
-    """for mixed: the number of the first head in the tensor"""
+    """from 0; −1 for the embedding, whose kind is stream"""
+    first_head: int = 0
+    """the number of the first head in the tensor"""
 
 
-@dataclass(frozen=True)
-class Heads:
-    """The heads of one layer. Queries are (B, H, T, D); keys and values are repeated to H heads."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    scores: Tensor
-    """before the mask, (B, H, T, S)"""
-    mixed: Tensor
-    """maps · v, (B, H, T, E)"""
+See = Callable[[Site, Tensor], Tensor]
+"""Receives each activation, and returns what the model uses in its place."""
 
 
-@dataclass
-class Layer:
-    """The inputs and outputs of one block, (B, T, C); None for parts that the block lacks."""
+def record(
+    model: nn.Module, tokens_BT: Tensor, silenced: Head | None = None, see: See | None = None
+) -> Recorder:
+    """Record one forward pass over at most block_size tokens, (B, T).
 
-    read: Tensor | None = None
-    """the input of the attention, after the norm"""
-    softmaxes: list[Tensor] = field(default_factory=list)
-    """attention weights, (B, H, T, S), one tensor for each call of softmax or of fused attention"""
-    heads: Heads | None = None
-    """None if the block computes its attention otherwise than by `scaled_dot_product_attention`"""
-    attended: Tensor | None = None
-    """the heads' outputs, concatenated, after the projection if the model has one"""
-    mlp: Tensor | None = None
-    """the output of the MLP"""
-    stream: Tensor | None = None
-    """the output of the block"""
-    head_count: int = 0
-
-    @property
-    def maps(self) -> Tensor:
-        """Return the attention weights of all heads, (B, H, T, S)."""
-        return self.softmaxes[0] if len(self.softmaxes) == 1 else torch.cat(self.softmaxes, 1)
-
-
-@dataclass
-class Recorder:
-    """The record of one forward pass. The output of the head `silenced`, if any, is set to zero.
-
-    If `watch` is set, maps and heads are not recorded. Instead, `watch` receives each layer's
-    attention weights, (B, H, T, S), in the order of the layers. For many heads and a long text, a
-    record of all maps and scores takes gigabytes.
+    The output of the head `silenced` is set to zero. `see` receives the activations; by default,
+    they are kept, which takes gigabytes for many heads and a long text.
     """
+    recorder = Recorder(model, len(tokens_BT), silenced, see)
+    flush_subnormals()
+    with without_gradients(model), ExitStack() as hooks, recorder:
+        for module in model.modules():
+            hooks.callback(module.register_forward_pre_hook(recorder.enter).remove)
+            hooks.callback(module.register_forward_hook(recorder.leave).remove)
+        recorder.logits = model(tokens_BT)
+    return recorder
 
-    silenced: Head | None = None
-    watch: Callable[[Tensor], None] | None = None
-    edit: Callable[[Site, Tensor], Tensor] | None = None
-    """receives each activation of a Site, and returns what the model uses in its place: (B, T, C),
-    or (B, H, T, E) for the heads' mixed outputs, before the projection. Mixed outputs are observed
-    in `scaled_dot_product_attention`, and where a softmax is multiplied by values."""
-    embedded: Tensor | None = None
-    """token embeddings plus position embeddings, if any, (B, T, C); None for a bigram"""
-    layers: list[Layer] = field(default_factory=list)
-    logits: Tensor = field(default_factory=lambda: torch.empty(0))
+
+class Recorder(TorchFunctionMode):
+    """The record of one forward pass of a model over some texts; `record` makes it."""
+
+    logits: Tensor
     """the output of the model, (B, T, V)"""
-    has_blocks: bool = False
-    """True if the layers are the model's blocks; otherwise, the heads that read the same tensor are
-    a layer"""
-    texts: int = 1
-    """the number of texts, B"""
-    reading: list[Any] = field(default_factory=list)
-    """the inputs of the modules that are running, the innermost last"""
-    _softmax: tuple[Tensor, Site, torch.Size] | None = None
-    """the last map of a softmax, as the model has it, its heads' Site, and its shape by heads"""
 
-    def record_attention(
+    def __init__(
+        self, model: nn.Module, texts: int, silenced: Head | None, see: See | None
+    ) -> None:
+        super().__init__()
+        self.activations: dict[Site, Tensor] = {}
+        self.heads: list[int] = []
+        """the number of attention maps in each layer: in each block or, in a whole model of the
+        user's, of maps that are computed from the same tensor"""
+        self._see = see or self.activations.setdefault
+        self._silenced = silenced
+        self._texts = texts
+        self._kinds: dict[nn.Module | None, str] = {}  # of the outputs of blocks and their modules
+        if isinstance(model, Transformer):
+            self._kinds[model.dropout] = "stream"
+            for block in model.blocks:
+                assert isinstance(block, Block)
+                self._kinds |= {block: "stream", block.attention: "attended", block.mlp: "mlp"}
+        self._running: list[Tensor | None] = []  # inputs of the running modules, innermost last
+        self._read: Tensor | None = None  # by the last map
+        self._map: tuple[Tensor, Site, torch.Size] | None = None
+        """the last map, as the model has it, its Site, and its shape by heads"""
+
+    def enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        """Keep the input of a module while the module runs."""
+        x = inputs[0] if inputs and isinstance(inputs[0], Tensor) else None
+        # A module that reads ids is the whole model, whose maps follow each other.
+        self._running.append(x if x is not None and x.is_floating_point() else None)
+        if isinstance(module, Block):
+            self.heads.append(0)
+        elif self._kinds.get(module) == "attended":
+            self._see(Site("read", len(self.heads) - 1), inputs[0])
+
+    def leave(self, module: nn.Module, inputs: object, output: Tensor) -> Tensor | None:
+        """Return what the model uses as the output of a module; None for the output."""
+        self._running.pop()
+        kind = self._kinds.get(module)
+        return None if kind is None else self._see(Site(kind, len(self.heads) - 1), output)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            return self._attention(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if func in SOFTMAX:
+            return self._used_map(result)
+        return self._used_product(args[0], result) if func in PRODUCTS else result
+
+    def _attention(
         self,
         query: Tensor,
         key: Tensor,
@@ -117,31 +127,23 @@ class Recorder:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        """Compute what `scaled_dot_product_attention` does, without dropout, and record it.
-
-        Arguments are (B, H, T, D), or (B, T, D) of a single head.
-        """
-        if query.dim() == 3:
-            mask = attn_mask if attn_mask is None or attn_mask.dim() < 3 else attn_mask[:, None]
-            heads = query[:, None], key[:, None], value[:, None]
-            return self.record_attention(*heads, mask, 0.0, is_causal, scale).squeeze(1)
+        """Compute what `scaled_dot_product_attention` does, without dropout."""
         key, value = shared_heads(query.size(-3), key, value)
-        scores = query @ key.mT * (query.size(-1) ** -0.5 if scale is None else scale)
-        masked = scores
+        scores = masked = query @ key.mT * (query.size(-1) ** -0.5 if scale is None else scale)
         if is_causal:
-            attn_mask = torch.ones_like(scores[0, 0], dtype=torch.bool).tril()
-        if attn_mask is not None and attn_mask.dtype == torch.bool:
-            masked = scores.masked_fill(~attn_mask, -torch.inf)
-        elif attn_mask is not None:
-            masked = scores + attn_mask
-        layer, place, map_BHTS = self._add_map(torch.softmax(masked, -1))
-        mixed = self.edit_activation(place, map_BHTS @ value)
-        if self.watch is None:
-            layer.heads = Heads(query, key, value, scores, mixed)
-        return mixed
+            attn_mask = scores.new_ones(scores.shape[-2:], dtype=torch.bool).tril()
+        if attn_mask is not None:
+            is_bool = attn_mask.dtype == torch.bool
+            masked = scores.where(attn_mask, -torch.inf) if is_bool else scores + attn_mask
+        map_BHTT = self._used_map(torch.softmax(masked, -1))
+        if self._map is not None and map_BHTT is self._map[0]:
+            values = {"query": query, "key": key, "value": value, "scores": scores}
+            for kind, x in values.items():
+                self._see(self._map[1]._replace(kind=kind), x)
+        return self._used_product(map_BHTT, map_BHTT @ value)
 
-    def record_softmax(self, softmax: Tensor) -> Tensor:
-        """Record the result of a softmax if it is an attention map.
+    def _used_map(self, softmax: Tensor) -> Tensor:
+        """Return what the model uses as the result of a softmax, which may be an attention map.
 
         A map is (B, H, T, T), (B, T, T) of a single head, (B·H, T, T), or, if it does not depend on
         the text, (H, T, T). If B divides the H of the latter, only a single text tells which it is:
@@ -151,63 +153,58 @@ class Recorder:
         if not is_square or softmax.triu(1).any():
             return softmax
         map_BHTT = softmax
-        if softmax.dim() == 3 and softmax.size(0) % self.texts == 0:
-            map_BHTT = softmax.unflatten(0, (self.texts, -1))
-        elif softmax.dim() == 3:
-            map_BHTT = softmax.expand(self.texts, *softmax.shape)
-        _, place, map_BHTT = self._add_map(map_BHTT)
+        if softmax.dim() == 3:
+            is_own = softmax.size(0) % self._texts == 0
+            shape = (self._texts, -1) if is_own else (1, len(softmax))
+            map_BHTT = softmax.unflatten(0, shape).expand(self._texts, -1, -1, -1)
+        read = self._running[-1] if self._running else None
+        if not self._kinds and not (self.heads and self._read is read is not None):
+            self.heads.append(0)
+            self._read = read
+        site = Site("maps", len(self.heads) - 1, self.heads[-1])
+        self.heads[-1] += map_BHTT.size(1)
+        map_BHTT = self._see(site, map_BHTT)
+        if self._silenced is not None:
+            layer, head = self._silenced
+            if layer == site.layer and site.first_head <= head < self.heads[-1]:
+                map_BHTT = map_BHTT.clone()
+                map_BHTT[:, head - site.first_head] = 0
         is_shared = map_BHTT.numel() != softmax.numel()
         result = map_BHTT[0] if is_shared else map_BHTT.view_as(softmax)
-        self._softmax = result, place, map_BHTT.shape[:3]
+        self._map = result, site, map_BHTT.shape[:3]
         return result
 
-    def edit_product(self, left: object, mixed: Tensor) -> Tensor:
-        """Edit a product of `left` and values, if `left` is the last map of a softmax."""
-        if self._softmax is None or left is not self._softmax[0]:
+    def _used_product(self, left: object, mixed: Tensor) -> Tensor:
+        """Return what the model uses as a product of `left`, which may be the last map."""
+        if self._map is None or left is not self._map[0]:
             return mixed
-        _, place, shape = self._softmax
+        _, site, shape = self._map
         shape = mixed.shape[:3] if mixed.dim() == 4 else shape
-        return self.edit_activation(place, mixed.reshape(*shape, -1)).view_as(mixed)
+        seen = self._see(site._replace(kind="mixed"), mixed.reshape(*shape, -1))
+        return seen.view_as(mixed)
 
-    def edit_activation(self, place: Site, values: Tensor) -> Tensor:
-        """Return what the model uses as the activation of a place."""
-        return values if self.edit is None else self.edit(place, values)
+    def layer(self, number: int) -> dict[str, Tensor]:
+        """Return the activations of a layer by their kind, with those of all heads joined."""
+        parts: dict[str, list[Tensor]] = {}
+        for site, x in self.activations.items():
+            if site.layer == number:
+                parts.setdefault(site.kind, []).append(x)
+        return {kind: xs[0] if len(xs) == 1 else torch.cat(xs, 1) for kind, xs in parts.items()}
 
-    def _add_map(self, map_BHTT: Tensor) -> tuple[Layer, Site, Tensor]:
-        """Record a map; return its layer, its heads' Site, and the map that the model uses."""
-        read = self.reading[-1] if self.reading else None
-        if not self.has_blocks and not (self.layers and self.layers[-1].read is read is not None):
-            self.layers.append(Layer(read=read))
-        layer = self.layers[-1]
-        first = layer.head_count
-        layer.head_count += map_BHTT.size(1)
-        if self.watch is None:
-            layer.softmaxes.append(map_BHTT)
-        else:
-            self.watch(map_BHTT)
-        number = len(self.layers) - 1
-        if self.silenced is not None and self.silenced[0] == number:
-            head = self.silenced[1]
-            if first <= head < layer.head_count:
-                map_BHTT = map_BHTT.clone()
-                map_BHTT[:, head - first] = 0
-        return layer, Site("mixed", number, first), map_BHTT
-
-    @property
-    def has_equal_layers(self) -> bool:
-        """Return True if all layers have the same number of attention maps, and at least one."""
-        counts = {layer.head_count for layer in self.layers}
-        return len(counts) == 1 and 0 not in counts
+    def check_maps(self) -> None:
+        """Raise NotRecordedError unless all layers have equally many attention maps, and some."""
+        if len({*self.heads}) != 1 or 0 in self.heads:
+            raise NotRecordedError
 
     @property
     def maps(self) -> Tensor:
-        """Return every head's attention weights, (L, B, H, T, S).
+        """Return every head's attention weights, (L, B, H, T, T). Raises as `check_maps` does."""
+        self.check_maps()
+        return torch.stack([self.layer(number)["maps"] for number in range(len(self.heads))])
 
-        Raises NotRecordedError if no maps were observed, or not in every layer.
-        """
-        if not self.has_equal_layers:
-            raise NotRecordedError
-        return torch.stack([layer.maps for layer in self.layers])
+
+SOFTMAX = {torch.softmax, F.softmax, Tensor.softmax}
+PRODUCTS = {torch.matmul, Tensor.matmul, torch.bmm, Tensor.bmm}
 
 
 class NotRecordedError(AttnlmError):
@@ -220,33 +217,13 @@ class NotRecordedError(AttnlmError):
         )
 
 
-def no_attention_error() -> AttnlmError:
-    """Return the error for a model without attention."""
-    return AttnlmError(
-        "this model has no attention, so there are no maps",
-        "use another model, such as single-head",
-    )
-
-
-class _Observer(TorchFunctionMode):
-    """A mode that records each call of softmax and of `scaled_dot_product_attention`."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
-        self._recorder = recorder
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention:
-            return self._recorder.record_attention(*args, **kwargs)
-        result = func(*args, **kwargs)
-        if func in SOFTMAX:
-            return self._recorder.record_softmax(result)
-        return self._recorder.edit_product(args[0], result) if func in PRODUCTS else result
-
-
-SOFTMAX = {torch.softmax, F.softmax, Tensor.softmax}
-PRODUCTS = {torch.matmul, Tensor.matmul, torch.bmm, Tensor.bmm}
+def require_attention(spec: ModelSpec) -> None:
+    """Raise AttnlmError for a model without attention."""
+    if not spec.has_attention:
+        raise AttnlmError(
+            "this model has no attention, so there are no maps",
+            "use another model, such as single-head",
+        )
 
 
 def texts_at_once(model: LanguageModel, length: int, most_tokens: int) -> int:
@@ -255,76 +232,3 @@ def texts_at_once(model: LanguageModel, length: int, most_tokens: int) -> int:
     Own code may have the same attention maps for all texts, which only a single text shows.
     """
     return max(1, most_tokens // length) if is_ours(model.spec) else 1
-
-
-def record(
-    model: Callable[[Tensor], Tensor],
-    tokens_BT: Tensor,
-    silenced: Head | None = None,
-    watch: Callable[[Tensor], None] | None = None,
-) -> Recorder:
-    """Record one forward pass over at most block_size tokens, (B, T)."""
-    recorder = Recorder(silenced, watch, texts=tokens_BT.size(0))
-    with without_gradients(model), observed(model, recorder):
-        recorder.logits = model(tokens_BT)
-    return recorder
-
-
-@contextmanager
-def observed(model: Callable[[Tensor], Tensor], recorder: Recorder) -> Iterator[None]:
-    """Let a recorder observe the model in a `with` block, in which the model is called once."""
-    flush_subnormals()
-    with ExitStack() as hooks:
-        if isinstance(model, Transformer):
-            _record_modules(model, recorder, hooks)
-        elif isinstance(model, nn.Module):
-            _record_inputs(model, recorder, hooks)
-        with _Observer(recorder):
-            yield
-
-
-def _record_inputs(model: nn.Module, recorder: Recorder, hooks: ExitStack) -> None:
-    """Register hooks that record the input of each module while the module runs."""
-
-    def enter(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        read = inputs[0] if inputs and isinstance(inputs[0], Tensor) else None
-        # A module that reads ids is the whole model, whose maps follow each other.
-        recorder.reading.append(read if read is not None and read.is_floating_point() else None)
-
-    def leave(module: nn.Module, inputs: object, output: object) -> None:
-        recorder.reading.pop()
-
-    for module in model.modules():
-        hooks.callback(module.register_forward_pre_hook(enter).remove)
-        hooks.callback(module.register_forward_hook(leave).remove)
-
-
-def _record_modules(model: Transformer, recorder: Recorder, hooks: ExitStack) -> None:
-    """Register hooks that record the inputs and outputs of the modules of each block."""
-    recorder.has_blocks = True
-
-    def before(module: nn.Module | None, keep: Callable[[Tensor], None]) -> None:
-        if module is not None:
-            hook = module.register_forward_pre_hook(lambda _, inputs: keep(inputs[0]))
-            hooks.callback(hook.remove)
-
-    def after(module: nn.Module | None, name: str) -> None:
-        def leave(_: nn.Module, inputs: object, output: Tensor) -> Tensor:
-            output = recorder.edit_activation(Site(name, len(recorder.layers) - 1), output)
-            if recorder.layers:
-                setattr(recorder.layers[-1], name, output)
-            else:
-                recorder.embedded = output
-            return output
-
-        if module is not None:
-            hooks.callback(module.register_forward_hook(leave).remove)
-
-    after(model.dropout, "stream")
-    for block in model.blocks:
-        assert isinstance(block, Block)
-        before(block, lambda _: recorder.layers.append(Layer()))
-        before(block.attention, lambda read: setattr(recorder.layers[-1], "read", read))
-        after(block.attention, "attended")
-        after(block.mlp, "mlp")
-        after(block, "stream")

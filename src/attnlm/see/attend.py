@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from attnlm.model.inspection import check_finite
 from attnlm.model.language_model import LanguageModel
-from attnlm.model.recorder import NotRecordedError, no_attention_error, record
+from attnlm.model.recorder import Site, record, require_attention
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run, open_run
 from attnlm.see.pictures import Grid, HeatMaps, Numbers, Pictured
@@ -91,8 +92,7 @@ def attend(
     attention.
     """
     run = open_run(run)
-    if not run.config.spec.has_attention:
-        raise no_attention_error()
+    require_attention(run.config.spec)
     ids = ids_within_context(run, text)
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
     return compute_attention(run, model, ids)
@@ -105,15 +105,18 @@ def compute_attention(run: Run, model: LanguageModel, ids: list[int]) -> Attenti
     infinity.
     """
     maps: list[NDArray[np.float32]] = []
-    recorder = record(
-        model, torch.tensor([ids]), watch=lambda maps_BHTT: maps.append(maps_BHTT[0].numpy())
-    )
+
+    def keep_maps(site: Site, x: Tensor) -> Tensor:
+        if site.kind == "maps":
+            maps.append(x[0].numpy())
+        return x
+
+    recorder = record(model, torch.tensor([ids]), see=keep_maps)
     check_finite(recorder.logits)
-    if not recorder.has_equal_layers:
-        raise NotRecordedError
+    recorder.check_maps()
     return Attention(
         run=run.name,
         model=run.config.spec.name,
         tokens=token_texts(run.tokenizer, ids),
-        weights=np.concatenate(maps).reshape(len(recorder.layers), -1, len(ids), len(ids)),
+        weights=np.concatenate(maps).reshape(len(recorder.heads), -1, len(ids), len(ids)),
     )

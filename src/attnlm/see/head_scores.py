@@ -21,7 +21,7 @@ from attnlm.base.errors import AttnlmError
 from attnlm.data.dataset import ids_at
 from attnlm.model.inspection import check_finite
 from attnlm.model.language_model import LanguageModel
-from attnlm.model.recorder import NotRecordedError, record, texts_at_once
+from attnlm.model.recorder import Site, record, texts_at_once
 from attnlm.see.pictures import Numbers
 from attnlm.tokens.tokenizer import Tokenizer
 
@@ -140,14 +140,15 @@ def _scores_on(
         nonlocal layers
         layer_sums: list[Tensor] = []  # (P, H) each
 
-        def add_sums(maps_NHTT: Tensor) -> None:
-            layer_sums.append(pattern_sums(maps_NHTT, ids_NT, starts_NT)[0])
+        def add_sums(site: Site, x: Tensor) -> Tensor:
+            if site.kind == "maps":
+                layer_sums.append(pattern_sums(x, ids_NT, starts_NT)[0])
+            return x
 
-        recorded = record(model, ids_NT, watch=add_sums)
+        recorded = record(model, ids_NT, see=add_sums)
         check_finite(recorded.logits)
-        if not recorded.has_equal_layers:
-            raise NotRecordedError
-        layers = len(recorded.layers)
+        recorded.check_maps()
+        layers = len(recorded.heads)
         uniform_N1TT = _uniform(ids_NT).expand(len(ids_NT), 1, -1, -1)
         uniform_sums_P1, counts_P = pattern_sums(uniform_N1TT, ids_NT, starts_NT)
         return torch.cat([*layer_sums, uniform_sums_P1], 1), counts_P

@@ -23,7 +23,7 @@ from attnlm.base.files import read_text
 from attnlm.data.dataset import ids_at
 from attnlm.data.examples import Examples, limit_per_window
 from attnlm.model.language_model import LanguageModel
-from attnlm.model.recorder import Head, no_attention_error, record, texts_at_once
+from attnlm.model.recorder import Head, record, require_attention, texts_at_once
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run, open_run
 from attnlm.see.head_scores import (
@@ -136,8 +136,7 @@ def heads(
     check_windows(windows)
     run = open_run(run)
     spec = run.config.spec
-    if not spec.has_attention:
-        raise no_attention_error()
+    require_attention(spec)
     random_NT = repeated_random_tokens(run.vocab_size, spec.block_size, windows)
     measured_on = f"{random_NT.shape[1] // 2} random tokens, repeated once"
     inputs_NT, targets_NT = random_NT, None
@@ -218,8 +217,8 @@ def _loss_without(
     batch_size = texts_at_once(model, inputs_NT.size(1), BATCH_TOKENS)
     batches = zip(inputs_NT.split(batch_size), targets_NT.split(batch_size), strict=True)
     for inputs_BT, targets_BT in batches:
-        # `watch` discards the attention weights, to save memory.
-        logits = record(model, inputs_BT, silenced, watch=lambda _: None).logits.flatten(0, 1)
+        # Activations are discarded, to save memory.
+        logits = record(model, inputs_BT, silenced, see=lambda _, x: x).logits.flatten(0, 1)
         losses.append(float(F.cross_entropy(logits, targets_BT.flatten(), reduction="sum")))
     loss = math.fsum(losses) / max(1, int((targets_NT >= 0).sum()))
     if not math.isfinite(loss):
@@ -271,8 +270,7 @@ def heads_over_training(
     model without attention.
     """
     run = open_run(run)
-    if not run.config.spec.has_attention:
-        raise no_attention_error()
+    require_attention(run.config.spec)
     scores_of = {s.step: s.scores for s in run.ticker() if s.scores is not None}
     if not scores_of:
         raise AttnlmError(

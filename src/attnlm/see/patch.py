@@ -9,7 +9,7 @@ Axes: N pairs, B batch, T tokens, C features, V vocabulary, L layers, H heads, E
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,13 +21,14 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import OnEvent, Progress, ignore
 from attnlm.model.inspection import check_finite
 from attnlm.model.language_model import LanguageModel
-from attnlm.model.recorder import Recorder, Site, observed
+from attnlm.model.recorder import See, Site, record
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run, open_run
 from attnlm.see.pictures import Grid, HeatMaps, Numbers, Pictured
 from attnlm.see.shown_tokens import ids_within_context, token_texts, visible
 
 _BATCH_TOKENS = 2**11
+_PATCHED = ("stream", "attended", "mlp", "mixed")
 _KINDS = {"stream": "residual stream", "attention": "attention output", "mlp": "MLP output"}
 
 
@@ -160,9 +161,7 @@ def patch(
     for side, t in (texts_N2T != texts_N2T[0]).any(0).nonzero().tolist():
         tokens[side][t] = "…"
     total = len(compared) * (clean_d - corrupted_d)
-    stream, attention, mlp, heads = (
-        _shares(sums, kind, total) for kind in ("stream", "attended", "mlp", "mixed")
-    )
+    stream, attention, mlp, heads = (_shares(sums, kind, total) for kind in _PATCHED)
     return Patching(
         run=run.name,
         model=run.config.spec.name,
@@ -208,15 +207,13 @@ def _add_recovered(
     """
     places: dict[Site, Tensor] = {}  # activations of the clean and of the corrupted pass
 
-    def logits(texts_BT: Tensor, edit: Callable[[Site, Tensor], Tensor]) -> Tensor:
-        recorder = Recorder(watch=lambda _: None, edit=edit, texts=len(texts_BT))
-        with observed(model, recorder):
-            return model.next_logits(texts_BT)
+    def keep(site: Site, x: Tensor) -> Tensor:
+        return places.setdefault(site, x.clone()) if site.kind in _PATCHED else x
 
     def difference(logits_BV: Tensor) -> Tensor:
         return logits_BV[:, answers[0]] - logits_BV[:, answers[1]]
 
-    logits_2V = logits(texts_2T, lambda site, x: places.setdefault(site, x.clone()))
+    logits_2V = record(model, texts_2T, see=keep).logits[:, -1]
     check_finite(logits_2V)
     answers = answers or logits_2V.argmax(-1).tolist()
     d_2 = difference(logits_2V)
@@ -228,11 +225,12 @@ def _add_recovered(
             if len(index):  # an empty tensor has one empty part
                 texts_BT = texts_2T[1].expand(len(index), -1)
                 edit = _replacing(site, index, clean[index])
-                sum_I[index] += difference(logits(texts_BT, edit)) - d_2[1]
+                patched = record(model, texts_BT, see=edit)
+                sum_I[index] += difference(patched.logits[:, -1]) - d_2[1]
     return answers, d_2
 
 
-def _replacing(site: Site, index: Tensor, values: Tensor) -> Callable[[Site, Tensor], Tensor]:
+def _replacing(site: Site, index: Tensor, values: Tensor) -> See:
     """Return an edit that gives each text of a batch one of `values`, at an index of axis 1."""
 
     def edit(at: Site, x: Tensor) -> Tensor:

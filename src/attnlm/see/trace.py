@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from torch import Tensor
 from attnlm.base.errors import UsageError
 from attnlm.model.architecture import Architecture, require_architecture
 from attnlm.model.inspection import check_finite, check_textbook
-from attnlm.model.recorder import Layer, NotRecordedError, Recorder, record
+from attnlm.model.recorder import NotRecordedError, Recorder, Site, record
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run, open_run
 from attnlm.see.attend import likeliest
@@ -153,14 +153,15 @@ _SCORES = {
 
 
 def _operations(a: Architecture, recorder: Recorder) -> Iterator[Operation]:
-    if recorder.embedded is None:
+    embedded = recorder.activations.get(Site("stream", -1))
+    if embedded is None:
         yield Operation("logits", "each token's row of the table", "T V", recorder.logits[0])
         return
     positions = " + position_embedding[0 … T−1]" if a.positions == "learned" else ""
-    yield Operation("embedding", f"token_embedding[tokens]{positions}", "T C", recorder.embedded[0])
-    for number, layer in enumerate(recorder.layers, 1):
-        prefix = f"layer {number} " if a.layers > 1 or a.residual else ""
-        for name, formula, axes, values in _layer_operations(a, layer):
+    yield Operation("embedding", f"token_embedding[tokens]{positions}", "T C", embedded[0])
+    for number in range(a.layers):
+        prefix = f"layer {number + 1} " if a.layers > 1 or a.residual else ""
+        for name, formula, axes, values in _layer_operations(a, recorder.layer(number)):
             yield Operation(prefix + name, formula, axes, values[0])
     last = "stream" if a.residual else "mlp" if a.mlp != "none" else "attended"
     normed = f"norm({last})" if a.norm != "none" else last
@@ -168,39 +169,41 @@ def _operations(a: Architecture, recorder: Recorder) -> Iterator[Operation]:
     yield Operation("logits", f"{normed} · headᵀ{bias}", "T V", recorder.logits[0])
 
 
-def _layer_operations(a: Architecture, layer: Layer) -> Iterator[tuple[str, str, str, Tensor]]:
+def _layer_operations(
+    a: Architecture, layer: Mapping[str, Tensor]
+) -> Iterator[tuple[str, str, str, Tensor]]:
     """Yield the operations of one block, with numbers of shape (1, …) for a batch of one text.
 
     Raises NotRecordedError if the queries, keys and values of an attention were not observed.
     """
-    heads = layer.heads
-    if heads is None and a.attention != "none":
-        raise NotRecordedError
-    if heads is not None and layer.read is not None and layer.attended is not None:
+    attends = a.attention != "none"
+    if attends:
+        if "scores" not in layer:
+            raise NotRecordedError
         if a.norm != "none":
-            yield "norm", _NORMS[a.norm], "T C", layer.read
+            yield "norm", _NORMS[a.norm], "T C", layer["read"]
         is_softmax = a.attention == "softmax"
         if is_softmax:
             bias = " + bias" if a.qkv_bias else ""
             placed = ["normalised"] * a.query_key_norm
             placed += ["rotated by position"] * (a.positions == "rotary")
             then = f", {' and '.join(placed)}" if placed else ""
-            yield "q", f"x · W_qᵀ{bias}{then}", "H T D", heads.query
-            yield "k", f"x · W_kᵀ{bias}{then}", "H T D", heads.key
-            yield "v", f"x · W_vᵀ{bias}", "H T D", heads.value
-        later = torch.ones_like(heads.scores, dtype=torch.bool).triu(1)
-        masked = heads.scores.masked_fill(later, -torch.inf)
+            yield "q", f"x · W_qᵀ{bias}{then}", "H T D", layer["query"]
+            yield "k", f"x · W_kᵀ{bias}{then}", "H T D", layer["key"]
+            yield "v", f"x · W_vᵀ{bias}", "H T D", layer["value"]
+        later = torch.ones_like(layer["scores"], dtype=torch.bool).triu(1)
+        masked = layer["scores"].masked_fill(later, -torch.inf)
         joined = "the heads side by side" + (", then the projection" if a.projection else "")
-        yield "scores", _SCORES[a.attention], "H T T", heads.scores
+        yield "scores", _SCORES[a.attention], "H T T", layer["scores"]
         yield "mask", "−∞ where the key comes after the query", "H T T", masked
-        yield "softmax", "eˢ / Σ eˢ along each row: the attention weights", "H T T", layer.maps
-        yield "mix", f"weights · {'v' if is_softmax else 'x'}", "H T D", heads.mixed
-        yield "attended", joined, "T C", layer.attended
-    if layer.mlp is not None:
-        before = "attended" if heads is not None else "x"
-        before = f"x + {before}" if a.residual and heads is not None else before
+        yield "softmax", "eˢ / Σ eˢ along each row: the attention weights", "H T T", layer["maps"]
+        yield "mix", f"weights · {'v' if is_softmax else 'x'}", "H T D", layer["mixed"]
+        yield "attended", joined, "T C", layer["attended"]
+    if a.mlp != "none":
+        before = "attended" if attends else "x"
+        before = f"x + {before}" if a.residual and attends else before
         read = f"norm({before})" if a.norm != "none" else before
-        yield "mlp", f"{_MLPS[a.mlp]}, y = {read}", "T C", layer.mlp
-    if a.residual and layer.stream is not None:
-        added = [name for name in ("attended", "mlp") if getattr(layer, name) is not None]
-        yield "stream", " + ".join(["x", *added]), "T C", layer.stream
+        yield "mlp", f"{_MLPS[a.mlp]}, y = {read}", "T C", layer["mlp"]
+    if a.residual:
+        added = [name for name in ("attended", "mlp") if name in layer]
+        yield "stream", " + ".join(["x", *added]), "T C", layer["stream"]

@@ -228,7 +228,7 @@ def _check_contexts(model: LanguageModel) -> Finding:
 
 
 def _check_maps(model: LanguageModel, ids_BT: Tensor) -> Finding:
-    counts = [layer.head_count for layer in record(model, ids_BT).layers]
+    counts = record(model, ids_BT).heads
     if not any(counts):
         return Finding("maps", "no attention maps were found: reports go without them")
     each = " and ".join(str(count) for count in sorted(set(counts)))
