@@ -17,7 +17,7 @@ from attnlm.base.files import (
     append_bytes,
     explaining_os_errors,
     open_replacement,
-    read_sealed,
+    read_json,
     write_bytes,
     write_json,
 )
@@ -58,7 +58,7 @@ def test_json_is_refused_when_a_single_bit_has_changed(tmp_path: Path) -> None:
             changed[place] ^= bit
             path.write_bytes(changed)
             try:
-                got = read_sealed(path)
+                got = read_json(path, sealed=True)
             except AttnlmError as error:
                 assert str(path) in error.message
             else:
@@ -80,9 +80,9 @@ def test_invalid_and_modified_json_is_refused(content: bytes, says: str, tmp_pat
     """A hand-edited file is not called damaged; the error says where it is wrong."""
     (tmp_path / "x.json").write_bytes(content)
     with pytest.raises(AttnlmError, match=rf"x\.json {says}"):
-        read_sealed(tmp_path / "x.json")
+        read_json(tmp_path / "x.json", sealed=True)
     with pytest.raises(AttnlmError, match="cannot read"):
-        read_sealed(tmp_path / "missing.json")
+        read_json(tmp_path / "missing.json", sealed=True)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="symlinks need a privilege")

@@ -111,7 +111,7 @@ def append_bytes(path: Path, content: bytes) -> None:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write `content` with its SHA-256 under the key `sha256`, which `read_sealed` checks."""
+    """Write `content` with its SHA-256 under the key `sha256`."""
     sealed = {**content, "sha256": _json_hash(content)}
     write_bytes(path, (json.dumps(sealed, indent=2) + "\n").encode())
 
@@ -177,23 +177,14 @@ def decode_utf8(content: bytes, shown: str) -> str:
         raise AttnlmError(f"{shown} is not UTF-8", "convert it, then try again") from None
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Return what `write_json` wrote to `path`, without the hash. People may have edited the file.
-
-    Raises AttnlmError as `json_object` does.
-    """
-    content = json_object(path)
-    content.pop("sha256", None)
-    return content
-
-
-def read_sealed(path: Path) -> dict[str, Any]:
+def read_json(path: Path, *, sealed: bool = False) -> dict[str, Any]:
     """Return what `write_json` wrote to `path`, without the hash.
 
-    Raises AttnlmError as `json_object` does, or if the file was changed after `write_json`.
+    People may have edited the file, unless it is `sealed`. Raises AttnlmError as `json_object`
+    does, or if a sealed file was changed after `write_json`.
     """
     content = json_object(path)
-    if content.pop("sha256", None) != _json_hash(content):
+    if content.pop("sha256", None) != _json_hash(content) and sealed:
         raise AttnlmError(
             f"{path} was changed after attnlm wrote it: it does not match its own hash",
             f"undo the change, {COPY_AGAIN}",

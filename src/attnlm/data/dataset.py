@@ -24,7 +24,7 @@ from attnlm.base.folders import (
     put_back,
     read_entry,
 )
-from attnlm.base.json_records import limited, read_record
+from attnlm.base.setting_fields import limited, read_record
 from attnlm.data.examples import Examples, read_marks
 from attnlm.text.corpus import summary
 from attnlm.tokens.tokenizer import Tokenizer, load_tokenizer

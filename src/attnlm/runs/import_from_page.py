@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError
-from attnlm.base.json_records import limited, record_from_json
+from attnlm.base.setting_fields import limited, record_from_json
 from attnlm.config.settings import Config, resolve
 from attnlm.model.inspection import check_finite
 from attnlm.runs.checkpoint import explaining_read_errors

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError
-from attnlm.base.json_records import limited, record_from_json
+from attnlm.base.setting_fields import limited, record_from_json
 
 _Record = TypeVar("_Record")
 

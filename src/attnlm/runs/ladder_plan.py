@@ -11,9 +11,8 @@ from typing import Any
 import attnlm
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.json_records import read_record
 from attnlm.base.own_code import OwnCode
-from attnlm.base.setting_fields import check_value, quoted, setting
+from attnlm.base.setting_fields import check_value, quoted, read_record, setting
 from attnlm.config.settings import Config, check_files, resolve
 from attnlm.config.training import TrainingConfig
 from attnlm.config.variants import variant

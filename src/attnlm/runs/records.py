@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from attnlm.base.json_records import limited
-from attnlm.base.setting_fields import fields_of
+from attnlm.base.setting_fields import fields_of, limited
 
 if TYPE_CHECKING:
     from attnlm.data.dataset import Dataset

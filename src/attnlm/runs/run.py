@@ -29,9 +29,8 @@ from attnlm.base.folders import (
     put_back,
 )
 from attnlm.base.formatting import nats_and_bits
-from attnlm.base.json_records import read_record, record_from_json
 from attnlm.base.own_code import OwnCode, is_code_name
-from attnlm.base.setting_fields import fields_of
+from attnlm.base.setting_fields import fields_of, read_record, record_from_json
 from attnlm.config.settings import CHOSEN_BY_NAME, Config, resolve
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.model.own_arguments import CODE

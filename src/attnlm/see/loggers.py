@@ -25,8 +25,7 @@ import numpy as np
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent
-from attnlm.base.json_records import limited, record_from_json
-from attnlm.base.setting_fields import quoted
+from attnlm.base.setting_fields import limited, quoted, record_from_json
 from attnlm.base.suggestions import suggestion
 from attnlm.runs.run import Run
 from attnlm.see.pictures import maps_image

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
-from attnlm.base.files import file_hash, read_sealed
+from attnlm.base.files import file_hash, read_json
 from attnlm.base.formatting import listed
 from attnlm.text.download import fetch_cached
 from attnlm.text.text_files import BLOCK, END
@@ -342,7 +342,7 @@ def encode_unicode(text: str, codec: str) -> bytes:
 
 def load_tokenizer(path: Path) -> Tokenizer:
     """Return the tokenizer whose `to_json` was written to `path`. Raises AttnlmError."""
-    stored = read_sealed(path)
+    stored = read_json(path, sealed=True)
     try:
         if stored.pop("format") != _FORMAT:
             raise ValueError("another version of attnlm wrote it")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attnlm.base.errors import AttnlmError
-from attnlm.base.json_records import record_from_json
+from attnlm.base.setting_fields import record_from_json
 from attnlm.compute.device import Device
 from attnlm.compute.processes import ALONE, Processes
 from attnlm.config.settings import Config

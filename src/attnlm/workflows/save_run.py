@@ -12,7 +12,7 @@ from torch import nn
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.folders import CHECKPOINT_DIR, DATA_DIR
-from attnlm.base.json_records import record_from_json
+from attnlm.base.setting_fields import record_from_json
 from attnlm.config.settings import Config, resolve_new
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.model.inspection import are_close, check_finite, stored_buffers, uninitialised_model

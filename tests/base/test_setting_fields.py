@@ -12,7 +12,7 @@ import pytest
 
 from attnlm.base.errors import AttnlmError
 from attnlm.base.files import write_json
-from attnlm.base.json_records import limited, read_record, record_from_json
+from attnlm.base.setting_fields import limited, read_record, record_from_json
 
 
 @dataclass(frozen=True, kw_only=True)
