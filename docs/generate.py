@@ -24,7 +24,7 @@ from attnlm.runs.ladder_plan import LadderPlan
 from attnlm.runs.run import Checkpoint, Result
 from attnlm.see.heads import HeadReport
 from attnlm.see.model_page import Exported
-from attnlm.see.pictures import Grid, HeatMaps
+from attnlm.see.pictures import Grid
 from attnlm.see.trace import Operation
 from attnlm.see.verdicts import Pair
 
@@ -37,7 +37,6 @@ _RETURNED = (
     Exported,
     Grid,
     HeadReport,
-    HeatMaps,
     LadderPlan,
     Operation,
     Pair,

@@ -16,7 +16,7 @@ import torch
 
 from attnlm import attend, load_model, open_run
 from attnlm.model.recorder import record
-from attnlm.see.pictures import Grid, HeatMaps
+from attnlm.see.attend import Attention
 from attnlm.see.shown_tokens import visible
 from tests.kit import command, on_a_terminal, run_in_new_process
 
@@ -81,13 +81,12 @@ def test_a_picture_of_each_kind_is_the_same_each_time(
 def test_a_picture_has_the_past_of_each_head_and_names_its_tokens(trained: Path) -> None:
     run = open_run("transformer", checkpoint_dir=trained / "checkpoints")
     attention = attend("a fo", run)
-    maps = attention.maps
-    assert [grid.title for grid in maps.grids][1] == "layer 1 head 2" and maps.in_a_row == 2
+    assert attention.grids[1].title == "layer 1 head 2" and attention.in_a_row == 2
     past = np.tril_indices(4)
-    for grid, map_TT in zip(maps.grids, attention.weights.reshape(4, 4, 4), strict=True):
+    for grid, map_TT in zip(attention.grids, attention.weights.reshape(4, 4, 4), strict=True):
         np.testing.assert_array_equal(grid.values[past], map_TT[past])
         assert np.isnan(grid.values[np.triu_indices(4, 1)]).all()
-    svg = maps.picture("svg").decode()
+    svg = attention.picture("svg").decode()
     assert ">␣</text>" in svg
     assert svg.count(">layer 1 head 2</text>") == 1
     assert svg.count(f">{attention.weights[0, 0, 0, 0]:.2f}</text>") >= 4
@@ -96,7 +95,7 @@ def test_a_picture_has_the_past_of_each_head_and_names_its_tokens(trained: Path)
 
 def test_a_large_table_has_colours_only() -> None:
     names = [str(n) for n in range(60)]
-    large = HeatMaps("large", [Grid("grid", names, names, np.zeros((60, 60), np.float32), "x")])
+    large = Attention("run", "model", names, np.zeros((1, 1, 60, 60), np.float32))
     assert "0.00" not in large.picture("svg").decode() and len(large.picture()) < 50_000
 
 

@@ -19,9 +19,8 @@ from torch.nn import functional as F
 import attnlm
 from attnlm import AttnlmError, Dataset, Run, load_model, open_run
 from attnlm.see import head_scores as see
-from attnlm.see.head_scores import PATTERNS, repeated_random_tokens, word_starts
+from attnlm.see.head_scores import PATTERNS, repeated_random_tokens
 from attnlm.see.heads import HeadsOverTraining, heads_over_training
-from attnlm.tokens.tokenizer import ByteTokenizer, CharTokenizer
 from attnlm.training.validation import Split, validation_loss
 from tests.kit import command, fails, quick_run
 from tests.models import BUILT, CONTEXT, induction_by_hand, parts_of, prepared
@@ -30,7 +29,7 @@ N, H, T, V = 3, 2, 11, 4
 NO_CHANCE = dict.fromkeys(PATTERNS, 0.0)
 
 
-def spelled_out(a: Tensor, ids: Tensor, starts: Tensor) -> dict[str, float]:
+def spelled_out(a: Tensor, ids: Tensor) -> dict[str, float]:
     """The formulas of the docs, token by token, of one head (N, T, T)."""
     found: dict[str, list[float]] = {pattern: [] for pattern in PATTERNS}
     for n in range(len(ids)):
@@ -42,8 +41,6 @@ def spelled_out(a: Tensor, ids: Tensor, starts: Tensor) -> dict[str, float]:
             found["uniform"].append(sum(min(w[t][s], 1 / (t + 1)) for s in past))
             if x[t] in x[:t]:
                 found["same-token"].append(sum(w[t][s] for s in past if x[s] == x[t]))
-            if starts[n, : t + 1].any():
-                found["start-of-word"].append(sum(w[t][s] for s in past if starts[n, s]))
             after = [s for s in range(1, t) if x[s - 1] == x[t]]
             if after:
                 found["induction"].append(sum(w[t][s] for s in after))
@@ -56,15 +53,14 @@ def test_scores_equal_their_formulas() -> None:
     later = torch.ones(T, T, dtype=torch.bool).triu(1)
     weights = torch.softmax(scores.masked_fill(later, -torch.inf), -1)
     ids = torch.randint(V, (N, T), generator=generator)
-    starts = torch.rand(N, T, generator=generator) < 0.3
-    sums_PH, counts_P = see.pattern_sums(weights, ids, starts)
+    sums_PH, counts_P = see.pattern_sums(weights, ids)
     for head, found_P in enumerate((sums_PH / counts_P[:, None]).T.tolist()):
-        wanted = spelled_out(weights[:, head], ids, starts)
+        wanted = spelled_out(weights[:, head], ids)
         assert dict(zip(PATTERNS, found_P, strict=True)) == pytest.approx(wanted)
 
 
 LEAST = dict.fromkeys(PATTERNS, see.LEAST_EXCESS) | {"uniform": see.LEAST_UNIFORM}
-OFTEN = {"start-of-word": 0.4, "uniform": 1.0}
+OFTEN = {"same-token": 0.4, "uniform": 1.0}
 RARE = {"induction": 0.025, "same-token": 0.1}
 ALIKE = {"same-token": 0.32, "previous-token": 0.3}
 
@@ -81,9 +77,9 @@ ALIKE = {"same-token": 0.32, "previous-token": 0.3}
         # Beyond chance: a fifth of the attention that uniform attention gives elsewhere.
         ({"induction": 0.22}, RARE, {}, "induction"),
         ({"induction": 0.21}, RARE, {}, "mixed"),
-        ({"start-of-word": 0.79}, OFTEN, {}, "mixed"),
-        ({"start-of-word": 0.8}, OFTEN, {}, "start-of-word"),
-        ({"start-of-word": 0.8, "induction": 0.68}, OFTEN | RARE, {}, "induction"),
+        ({"same-token": 0.79}, OFTEN, {}, "mixed"),
+        ({"same-token": 0.8}, OFTEN, {}, "same-token"),
+        ({"same-token": 0.8, "induction": 0.68}, RARE | OFTEN, {}, "induction"),
         ({"uniform": 0.9}, OFTEN, {}, "uniform"),
         # Beyond the other heads, or most of the attention.
         ({"same-token": 0.39}, RARE, ALIKE, "mixed"),
@@ -97,16 +93,6 @@ def test_a_name_needs_a_score_above_chance_and_other_heads(
     scores: dict[str, float], chance: dict[str, float], others: dict[str, float], name: str
 ) -> None:
     assert see.choose_name(NO_CHANCE | scores, NO_CHANCE | chance, others) == name
-
-
-def test_word_starts_are_the_first_tokens_of_words() -> None:
-    text = "it's a b2b, no?"
-    tokenizer = CharTokenizer("".join(sorted(set(text))))
-    starts = word_starts(tokenizer, np.array([tokenizer.encode(text)]))[0]
-    assert [i for i, start in enumerate(starts) if start] == [3, 5, 7, 12]
-    inside = "é ü"
-    ids = np.array([ByteTokenizer().encode(inside)])
-    assert word_starts(ByteTokenizer(), ids)[0].tolist() == [False, False, False, True, False]
 
 
 @pytest.mark.parametrize("name", ["average", "multi-head", "transformer"])
@@ -166,7 +152,7 @@ def test_the_table_of_heads_fits_80_columns(change: float | None, trained: Path)
     ]
     lines = str(replace(report, heads=named)).splitlines()
     assert len(lines) == 1 + len(named) + 1 and len({len(line) for line in lines[:-1]}) == 1
-    assert len(lines[0]) <= 80 and lines[-2].split()[:3] == ["100", "105", "mixed"]
+    assert len(lines[0]) <= 80 and lines[-2].split()[:3] == ["100", "104", "mixed"]
 
 
 def test_a_text_in_place_of_a_data_set_that_is_gone(trained: Path, tmp_path: Path) -> None:
@@ -196,18 +182,18 @@ def test_scores_over_training_are_shown_as_heat_maps(trained: Path) -> None:
     assert shown == f"{found}\n" and max(map(len, shown.splitlines())) <= 80
     for number, pattern in enumerate(PATTERNS):
         title, *rows = shown.splitlines()[5 * number : 5 * number + 5]
-        grid = found.maps.grids[number]
+        grid = found.grids[number]
         assert title.split() == [pattern, *grid.columns]
         at = [found.steps.index(int(step)) for step in grid.columns]
         wanted = found.scores[pattern][at, 1, 0]
         assert rows[2].split() == [*["layer", "2", "head", "1"], *(f"{x:.2f}" for x in wanted)]
-    now = attnlm.heads(run, windows=3).maps
+    now = attnlm.heads(run, windows=3)
     assert [grid.values.shape for grid in now.grids] == [(2, 2)] * len(PATTERNS)
 
 
 def test_a_table_shows_at_most_eleven_snapshots() -> None:
     scores = {"induction": (np.arange(40) / 40).astype(np.float32).reshape(40, 1, 1)}
-    (grid,) = HeadsOverTraining("run", [10 * n for n in range(40)], scores).maps.grids
+    (grid,) = HeadsOverTraining("run", [10 * n for n in range(40)], scores).grids
     assert len(grid.columns) == 11 and (grid.columns[0], grid.columns[-1]) == ("0", "390")
     assert grid.values[0] == pytest.approx([int(step) / 400 for step in grid.columns])
 
@@ -247,7 +233,7 @@ def test_scores_identify_exactly_the_built_heads(has_text: bool, built: Run) -> 
 def scores_of(map_TT: Tensor, ids_NT: Tensor) -> dict[str, float]:
     """Return the scores of a head with the same map in each window."""
     maps_NHTT = map_TT.expand(len(ids_NT), 1, -1, -1)
-    sums_PH, counts_P = see.pattern_sums(maps_NHTT, ids_NT, torch.zeros_like(ids_NT) > 0)
+    sums_PH, counts_P = see.pattern_sums(maps_NHTT, ids_NT)
     return see.by_pattern((sums_PH[:, 0] / counts_P.clamp(min=1)).numpy())
 
 

@@ -9,14 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import attnlm
 from attnlm import Dataset, Note, Run
 from attnlm.base import files
 from attnlm.cli.event_printer import Display
-from attnlm.see import loggers, pictures
+from attnlm.see import loggers
 from attnlm.training import loop
 from attnlm.training.schedule import learning_rate
 from tests.kit import command, fails, quick_run
@@ -60,7 +59,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> type[Kept]:
     return Kept
 
 
-def test_a_tool_gets_numbers_samples_and_pictures(
+def test_a_tool_gets_numbers_and_samples(
     dataset: Dataset, kept: type[Kept], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = train(dataset, log="json")
@@ -77,7 +76,6 @@ def test_a_tool_gets_numbers_samples_and_pictures(
         assert all(value > 0 for value in tool.series(name).values())
     texts = {snapshot.step: snapshot.text for snapshot in run.ticker() if snapshot.step != 1}
     assert tool.series("sample") == texts
-    assert [x.dtype for x in tool.series("attention").values()] == 3 * [np.uint8]
     assert (tool.first_step, tool.ended) == (0, True)
     assert capsys.readouterr().out == ""
 
@@ -174,16 +172,6 @@ def test_several_tools_can_be_named(
     assert len(kept.made) == 2
 
 
-def test_maps_are_drawn_in_one_row() -> None:
-    maps = np.zeros((2, 3, 4, 4), np.float32)
-    maps[1, 2, 3, 0] = 1.0
-    sheet = pictures.maps_image(maps)
-    side = len(sheet) // 2
-    assert sheet.shape == (2 * side, 3 * side, 3)
-    rows, columns = np.nonzero(sheet[..., 0] == 0)
-    assert {*rows // side} == {1} and {*columns // side} == {2}
-
-
 def test_tensorboard_reads_what_was_written(
     dataset: Dataset, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -196,18 +184,17 @@ def test_tensorboard_reads_what_was_written(
     killed.close(False)
     attnlm.train(resume=run, steps=9, log="tensorboard", on_event=Display(log=["tensorboard"]))
     assert f"tensorboard --logdir {run.path.parent}" in capsys.readouterr().err
-    read = EventAccumulator(str(run.path / "tensorboard"), size_guidance={"images": 0})
+    read = EventAccumulator(str(run.path / "tensorboard"))
     read.Reload()
     found = {point.step: point.value for point in read.Scalars("loss/validation")}
     assert found == pytest.approx({r["step"]: r["val_loss"] for r in run.metrics()})
     assert [p.step for p in read.Scalars("loss/batch")] == [*range(1, 10)]
     assert 99.0 not in [p.value for p in read.Scalars("loss/batch")]
-    assert read.Tags()["images"] == ["attention"]
     sample = read.Tensors("sample/text_summary")[-1].tensor_proto.string_val[0].decode()
     assert sample == "".join(f"    {line}\n" for line in run.ticker()[-1].text.split("\n"))
 
 
-def test_wandb_offline_gets_maps_and_continues_with_a_resumed_run(
+def test_wandb_offline_continues_with_a_resumed_run(
     dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("wandb", reason="wandb is not installed")
@@ -216,7 +203,6 @@ def test_wandb_offline_gets_maps_and_continues_with_a_resumed_run(
     run = train(dataset, log="wandb", on_event=notes.append)
     id = files.read_json(run.path / "logs.json")["id"]
     assert len(list(run.path.glob(f"wandb/offline-run-*-{id}/run-{id}.wandb"))) == 1
-    assert len(list(run.path.glob("wandb/offline-run-*/files/media/images/attention_*"))) == 3
     attnlm.train(resume=run, steps=7, log="wandb", on_event=notes.append)
     assert not [n for n in notes if isinstance(n, Note)]
 

@@ -124,7 +124,7 @@ def test_patching_finds_exactly_the_two_heads_of_induction(
         assert set(np.flatnonzero(np.abs(found.stream[row]) > 1e-3)) == tokens
     assert set(np.flatnonzero(np.abs(found.attention[0]) > 1e-3)) == {2, 4}
     assert found.attention[1] == pytest.approx([0, 0, 0, 0, 0, 0, 1], abs=1e-4)
-    bare = [" ".join(name.split()) for name in found.maps.grids[0].rows]
+    bare = [" ".join(name.split()) for name in found.grids[0].rows]
     assert bare == ["1 r→p", "2 1", "3 p→r", "4 2", "5 ␣", "6 p"]
 
 
@@ -132,7 +132,7 @@ def test_heads_of_a_whole_model_from_outside(dataset: Dataset) -> None:
     run = quick_run(dataset, f"{EXAMPLES / 'lecture.py'}:LectureModel")
     found = attnlm.patch(CLEAN, CORRUPTED, run, answers=("a", "s"))
     assert found.heads.shape == (1, 4) and not found.stream.size
-    assert [grid.title for grid in found.maps.grids] == ["heads"]
+    assert [grid.title for grid in found.grids] == ["heads"]
     model: Any = load_model(run, device="cpu")[0]
     pair = torch.tensor([run.tokenizer.encode(text) for text in (CLEAN, CORRUPTED)])
     a, b = run.tokenizer.encode("as")
@@ -183,7 +183,7 @@ def test_shares_of_pairs_compare_mean_differences(
         wanted = np.tensordot(whole / whole.sum(), shares, 1)
         np.testing.assert_allclose(getattr(found, name), wanted, atol=1e-4, rtol=1e-4)
     assert "mean of 3" in found.compared
-    names = [row.split()[1] for row in found.maps.grids[0].rows]
+    names = [row.split()[1] for row in found.grids[0].rows]
     assert names[:2] == ["…", "␣"] and "…→…" not in names
     assert all(0 <= event.done < event.total for event in events)
 
@@ -212,7 +212,7 @@ def test_tables_of_words_and_of_numbers(found: attnlm.Patching, trained: Path) -
     done = command(*WORDS, cwd=trained)
     assert done.stdout == f"{found}\n" and "logit of t − logit of x: " in done.stderr
     lines = done.stdout.splitlines()
-    assert len(lines) == sum(1 + len(grid.rows) for grid in found.maps.grids)
+    assert len(lines) == sum(1 + len(grid.rows) for grid in found.grids)
     assert lines[0].split() == ["residual", "stream", "embed", "1", "2"]
     assert lines[1].split() == ["9", "f→d", *(f"{share:z.2f}" for share in found.stream[:, 9])]
     facts = json.loads(command(*WORDS, "--json", cwd=trained).stdout)
@@ -220,8 +220,8 @@ def test_tables_of_words_and_of_numbers(found: attnlm.Patching, trained: Path) -
 
 
 def test_a_picture_names_the_tokens_that_differ(found: attnlm.Patching) -> None:
-    svg = found.maps.picture("svg").decode()
-    assert all(grid.title in svg for grid in found.maps.grids) and "d→f" not in svg
+    svg = found.picture("svg").decode()
+    assert all(grid.title in svg for grid in found.grids) and "d→f" not in svg
     assert svg.count("f→d") == 3  # residual stream, attention and MLP
 
 

@@ -15,9 +15,8 @@ from torch.nn import functional as F
 from attnlm import export, load_model, open_run
 from attnlm.base.errors import AttnlmError
 from attnlm.model.architecture import RUNGS
-from attnlm.see.script_export import as_script, specialise_textbook
-from attnlm.see.trace import trace
-from tests.kit import command, quick_run
+from attnlm.see.trace import as_script, specialise_textbook, trace
+from tests.kit import command
 from tests.models import CHANGES, VARIANTS, small_model, some_ids
 from tests.tolerances import assert_near
 
@@ -106,23 +105,3 @@ def test_zero_after_rounding_has_no_sign(trained: Path) -> None:
     tiny = [replace(step, values=torch.full_like(step.values, -1e-6)) for step in traced.operations]
     words = str(replace(traced, operations=tiny))
     assert " 0.000" in words and "-0.000" not in words
-
-
-@pytest.mark.parametrize("head", [1, 2])
-def test_a_head_is_chosen_and_named(head: int, trained: Path) -> None:
-    traced = trace(TEXT, open_run(trained / "checkpoints" / "multi-head"))
-    query = next(step.values for step in traced.operations if step.name == "q")
-    words = command("trace", TEXT, "multi-head", "--head", head, cwd=trained).stdout
-    assert f"   head {head} of 2, ⏎: {query[head - 1, -1, 0].item():z7.3f}" in words
-
-
-def test_a_head_is_shown_with_the_keys_that_it_shares(trained: Path, tmp_path: Path) -> None:
-    model = "llama:heads=4:kv_heads=2:embed_dim=16:layers=1"
-    run = quick_run(trained / "data" / "foxes", model, checkpoint_dir=tmp_path)
-    traced = trace(TEXT, run)
-    shapes = {step.name.split()[-1]: step.values for step in traced.operations}
-    assert len(shapes["q"]) == 4
-    words = list(traced.lines(3))
-    keys = shapes["k"][2 * len(shapes["k"]) // 4, -1, 0].item()
-    after = words[next(i for i, line in enumerate(words) if " k  " in line) + 2]
-    assert after.startswith(f"   head 3 of 4, ⏎: {keys:z7.3f}")

@@ -300,7 +300,7 @@ def test_a_head_that_is_switched_off_costs_loss_at_its_step(learned: Any) -> Non
 def test_training_of_a_bigram_ends(open_page: Any, page: Path) -> None:
     view = open_page(page)
     view.select_option("[data-part=rung]", "bigram")
-    view.evaluate("attnlm.trainPage.rungs.bigram.training.steps = 2")
+    view.evaluate("attnlm.trainPage.rungs.bigram.settings.steps = 2")
     view.click("#reset")
     until(view, "attnlm.trainer.state.step === 0")
     assert not view.is_visible("#train-end")

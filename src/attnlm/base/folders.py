@@ -181,21 +181,19 @@ def folder_flag(root: Path, kind: str = "run") -> list[str]:
     return [] if root.absolute() == Path(usual).absolute() else [flag, str(root)]
 
 
-def command_for(
-    command: str, folder: Path, *flags: str, kind: str = "run", named: bool = False
-) -> str:
+def command_for(command: str, folder: Path, *flags: str, kind: str = "run") -> str:
     """Return a command about a run, ladder or data set, to type in the current folder.
 
     The command names the folder, unless commands use that folder by default: the latest one in the
-    default root. Even then it is named if `named` is True, or if `command` ends with a flag that
-    takes the name, such as `--resume`.
+    default root. Even then it is named if `command` ends with a flag that takes the name, such as
+    `--resume`.
     """
     words = command.split()
     if not is_safe_name(folder.name):  # it can only be given by its path
         return shlex.join([*words, str(folder), *flags])
     place = folder_flag(folder.parent, kind)
     is_default = default_name(folder.parent, kind) == folder.name
-    if named or place or words[-1].startswith("--") or not is_default:
+    if place or words[-1].startswith("--") or not is_default:
         words.append(folder.name)
     return shlex.join([*words, *flags, *place])
 

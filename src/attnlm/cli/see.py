@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import attnlm
 from attnlm.base import files
-from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.events import Progress
+from attnlm.base.errors import UsageError
 from attnlm.base.folders import folder_names
 from attnlm.cli import console, options
 from attnlm.cli.event_printer import Display
@@ -72,7 +70,7 @@ def _say_read(run: attnlm.Run, settings: Mapping[str, Any], what: str) -> None:
 def _show(found: Any, run: attnlm.Run, output: Path | None, json: bool) -> None:
     """Print what was found; or write it as a picture, and print the name of the file."""
     if output is not None:
-        files.write_bytes(output, found.maps.picture(output.suffix.lower().removeprefix(".")))
+        files.write_bytes(output, found.picture(output.suffix.lower().removeprefix(".")))
     facts = {**found.facts(), "run": str(run.path)} if json else {}
     facts |= {} if output is None else {"output": str(output)}
     console.print_result_or_json(str(output or found), facts, json)
@@ -84,25 +82,23 @@ def trace(
     run: str | None,
     *,
     as_code: bool = switch("print a PyTorch script that computes the same logits", "--as-code"),
-    head: int | None = option(None, "number of the head to print; default: 1"),
     json: bool,
     **settings: Any,
 ) -> None:
     """Follow one forward pass step by step, with shapes and numbers."""
-    if as_code + json + (head is not None) > 1:
-        message = "only one of --as-code, --json and --head can be used"
-        raise UsageError(message, "--as-code and --json always include every head")
+    if as_code and json:
+        raise UsageError("--as-code cannot be combined with --json", "leave one out")
     text, opened = _read_and_opened("trace", text, run, settings)
     _say_read(opened, settings, opened.config.spec.name)
     if as_code:
-        from attnlm.see.script_export import as_script
+        from attnlm.see.trace import as_script
 
         chosen = opened.checkpoint(settings["checkpoint"])
         console.write(as_script(opened, text, checkpoint=chosen.which))
         return
     traced = attnlm.trace(text, opened, **settings)
     facts = {**traced.facts(), "run": str(opened.path)}
-    console.print_result_or_json("\n".join(traced.lines(1 if head is None else head)), facts, json)
+    console.print_result_or_json(str(traced), facts, json)
 
 
 @with_options(shared("checkpoint", "device", "checkpoint_dir", "data_dir"))
@@ -127,11 +123,6 @@ def heads(
     if over_training and (ablate or text is not None):
         message = "--over-training cannot be combined with --ablate or --text"
         raise UsageError(message, "training measured the scores, on the validation split")
-    if text is not None and not os.path.lexists(text):
-        raise AttnlmError(
-            f"file not found: {str(text)!r} (--text takes a file)",
-            "write the text to a file, and pass its path",
-        )
     opened = opened_run(run, settings)
     if over_training:
         scores = attnlm.heads_over_training(opened)
@@ -213,11 +204,8 @@ def report(
 ) -> None:
     """Write everything about a run as one HTML page that works offline."""
     text = None if text is None else decode_argument(text, "--text")
-    if text is not None and os.path.lexists(text):
-        console.say(f"--text takes a text, not a file: the page begins with {text!r} itself")
     opened = opened_run(run, settings)
     with contextlib.closing(Display()) as display:
-        display(Progress("report", 0, None, "step"))
         run_report = attnlm.report(
             opened, text=text, windows=windows, ablate=ablate, on_event=display, **settings
         )

@@ -16,7 +16,7 @@ from attnlm.model.language_model import LanguageModel
 from attnlm.model.recorder import Site, record, require_attention
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run, open_run
-from attnlm.see.pictures import Grid, HeatMaps, Numbers, Pictured
+from attnlm.see.pictures import Grid, Numbers, Pictured
 from attnlm.see.shown_tokens import ids_within_context, token_texts, visible
 
 _MOST_LISTED = 3
@@ -50,11 +50,19 @@ class Attention(Pictured):
         return "\n".join(lines)
 
     @property
-    def maps(self) -> HeatMaps:
+    def title(self) -> str:
+        return f"What {self.run} attends to: a row for each token that attends"
+
+    @property
+    def in_a_row(self) -> int:
+        return len(self.weights[0])
+
+    @property
+    def grids(self) -> list[Grid]:
         """The weights as a table for each head: a row attends, a column is attended to."""
         names = [visible(token) for token in self.tokens]
         future_TT = ~np.tri(len(names), dtype=bool)
-        grids = [
+        return [
             Grid(
                 f"layer {layer + 1} head {head + 1}",
                 names,
@@ -64,8 +72,6 @@ class Attention(Pictured):
             )
             for layer, head in np.ndindex(*self.weights.shape[:2])
         ]
-        title = f"What {self.run} attends to: a row for each token that attends"
-        return HeatMaps(title, grids, in_a_row=self.weights.shape[1])
 
 
 def likeliest(scores_V: NDArray[Any], count: int) -> list[int]:

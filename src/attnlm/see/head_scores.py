@@ -23,9 +23,8 @@ from attnlm.model.inspection import check_finite
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.recorder import Site, record, texts_at_once
 from attnlm.see.pictures import Numbers
-from attnlm.tokens.tokenizer import Tokenizer
 
-PATTERNS = ("previous-token", "same-token", "first-token", "uniform", "start-of-word", "induction")
+PATTERNS = ("previous-token", "same-token", "first-token", "uniform", "induction")
 LEAST_EXCESS = 0.2
 """The lowest excess of a score with which a head can get a pattern's name: the attention above the
 chance level, as a fraction of the attention that uniform attention gives elsewhere."""
@@ -89,46 +88,22 @@ def repeated_random_tokens(vocab_size: int, block_size: int, windows: int) -> ND
     return np.tile(np.array(once_NL, np.int64), 2)
 
 
-def word_starts(tokenizer: Tokenizer, ids_NT: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return True for each token that starts a word.
-
-    A token starts a word if it begins with a letter or digit and the token before it ends with
-    neither. It also starts a word if it begins with another character and has a letter or digit
-    after that, such as " the". Bytes above 127 count as letters. A window's first token gives
-    False, since the token before it is unknown.
-    """
-    begins = np.zeros(tokenizer.vocab_size, bool)
-    ends = begins.copy()
-    within = begins.copy()
-    for token in np.unique(ids_NT).tolist():
-        letters = [bytes([b]).isalnum() or b > 127 for b in tokenizer.decode_bytes([token])]
-        if letters:
-            begins[token] = letters[0]
-            ends[token] = letters[-1]
-            within[token] = any(letters) and not letters[0]
-    starts = within[ids_NT] | begins[ids_NT]
-    starts[:, 1:] &= within[ids_NT[:, 1:]] | ~ends[ids_NT[:, :-1]]
-    starts[:, 0] = False
-    return starts
-
-
 def mean_scores(
     model: LanguageModel,
-    tokenizer: Tokenizer,
     inputs_NT: NDArray[np.int64],
     random_NT: NDArray[np.int64],
     device: torch.device,
 ) -> tuple[Tensor, Tensor]:
     """Return the scores of `_scores_on`: induction on `random_NT`, all others on `inputs_NT`."""
-    scores_LHP, chance_P = _scores_on(model, tokenizer, inputs_NT, device)
-    random_scores_LHP, random_chance_P = _scores_on(model, tokenizer, random_NT, device)
+    scores_LHP, chance_P = _scores_on(model, inputs_NT, device)
+    random_scores_LHP, random_chance_P = _scores_on(model, random_NT, device)
     scores_LHP[..., _INDUCTION] = random_scores_LHP[..., _INDUCTION]
     chance_P[_INDUCTION] = random_chance_P[_INDUCTION]
     return scores_LHP, chance_P
 
 
 def _scores_on(
-    model: LanguageModel, tokenizer: Tokenizer, ids_NT: NDArray[np.int64], device: torch.device
+    model: LanguageModel, ids_NT: NDArray[np.int64], device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Return the scores on P patterns of all heads, (L, H, P), and of uniform attention, (P,).
 
@@ -136,13 +111,13 @@ def _scores_on(
     """
     layers = 0
 
-    def sums_over(ids_NT: Tensor, starts_NT: Tensor) -> tuple[Tensor, Tensor]:
+    def sums_over(ids_NT: Tensor) -> tuple[Tensor, Tensor]:
         nonlocal layers
         layer_sums: list[Tensor] = []  # (P, H) each
 
         def add_sums(site: Site, x: Tensor) -> Tensor:
             if site.kind == "maps":
-                layer_sums.append(pattern_sums(x, ids_NT, starts_NT)[0])
+                layer_sums.append(pattern_sums(x, ids_NT)[0])
             return x
 
         recorded = record(model, ids_NT, see=add_sums)
@@ -150,21 +125,17 @@ def _scores_on(
         recorded.check_maps()
         layers = len(recorded.heads)
         uniform_N1TT = _uniform(ids_NT).expand(len(ids_NT), 1, -1, -1)
-        uniform_sums_P1, counts_P = pattern_sums(uniform_N1TT, ids_NT, starts_NT)
+        uniform_sums_P1, counts_P = pattern_sums(uniform_N1TT, ids_NT)
         return torch.cat([*layer_sums, uniform_sums_P1], 1), counts_P
 
     batch_size = texts_at_once(model, ids_NT.shape[1], BATCH_TOKENS)
-    ids_batches = torch.from_numpy(ids_NT).to(device).split(batch_size)
-    starts_batches = torch.from_numpy(word_starts(tokenizer, ids_NT)).to(device).split(batch_size)
-    batches = map(sums_over, ids_batches, starts_batches)
+    batches = map(sums_over, torch.from_numpy(ids_NT).to(device).split(batch_size))
     sums_PH, counts_P = (sum(batch_sums) for batch_sums in zip(*batches, strict=True))
     scores_HP = (sums_PH / counts_P.clamp(min=1)[:, None]).T.cpu()
     return scores_HP[:-1].unflatten(0, (layers, -1)), scores_HP[-1]
 
 
-def snapshot_scores(
-    model: LanguageModel, tokenizer: Tokenizer, text: NDArray[Any], device: torch.device
-) -> Numbers:
+def snapshot_scores(model: LanguageModel, text: NDArray[Any], device: torch.device) -> Numbers:
     """Return the scores of all heads during training, (P, L, H), in the order of PATTERNS.
 
     They are measured as by `heads`, but over fewer windows. Raises NotRecordedError if not every
@@ -176,15 +147,12 @@ def snapshot_scores(
     windows = _SNAPSHOT_TOKENS // length
     inputs_NT = evenly_spaced_windows(text, length, windows, model.vocab_size, "val.bin")[:, :-1]
     random_NT = repeated_random_tokens(model.vocab_size, model.block_size, windows)
-    scores_LHP, _ = mean_scores(model, tokenizer, inputs_NT, random_NT, device)
+    scores_LHP, _ = mean_scores(model, inputs_NT, random_NT, device)
     return scores_LHP.movedim(-1, 0).numpy()
 
 
-def pattern_sums(maps_NHTT: Tensor, ids_NT: Tensor, starts_NT: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each pattern's sum of scores over queries, (P, H), and number of queries, (P,).
-
-    `starts_NT` marks the starts of words.
-    """
+def pattern_sums(maps_NHTT: Tensor, ids_NT: Tensor) -> tuple[Tensor, Tensor]:
+    """Return each pattern's sum of scores over queries, (P, H), and number of queries, (P,)."""
     uniform_TT = _uniform(ids_NT)
     past_TT = uniform_TT > 0
     eye_TT = torch.eye(ids_NT.size(1), device=ids_NT.device)
@@ -192,7 +160,6 @@ def pattern_sums(maps_NHTT: Tensor, ids_NT: Tensor, starts_NT: Tensor) -> tuple[
     earlier_NTT = same_NTT.tril(-1)
     follows_NTT = earlier_NTT.roll(1, -1).tril(-1)
     follows_NTT[:, :, 0] = False
-    starts_NTT = starts_NT[:, None, :] & past_TT
     every_NT = torch.ones_like(ids_NT, dtype=torch.bool)
     every_NT[:, 0] = False
 
@@ -204,7 +171,6 @@ def pattern_sums(maps_NHTT: Tensor, ids_NT: Tensor, starts_NT: Tensor) -> tuple[
         "same-token": (attention_on(same_NTT), earlier_NTT.any(-1)),
         "first-token": (attention_on(eye_TT[:1]), every_NT),
         "uniform": (maps_NHTT.minimum(uniform_TT).sum(-1), every_NT),
-        "start-of-word": (attention_on(starts_NTT), starts_NTT.any(-1) & every_NT),
         "induction": (attention_on(follows_NTT), follows_NTT.any(-1)),
     }
     attention_PNHT, counted_PNT = map(

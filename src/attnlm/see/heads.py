@@ -37,7 +37,7 @@ from attnlm.see.head_scores import (
     mean_scores,
     repeated_random_tokens,
 )
-from attnlm.see.pictures import Grid, HeatMaps, Numbers, Pictured
+from attnlm.see.pictures import Grid, Numbers, Pictured
 from attnlm.see.shown_tokens import check_windows
 
 _MOST_SNAPSHOTS = 11  # in a table, which then has 80 columns
@@ -89,7 +89,11 @@ class HeadsReport(Pictured):
         return "\n".join([*lines, row("uniform attention", chance)])
 
     @property
-    def maps(self) -> HeatMaps:
+    def title(self) -> str:
+        return f"{self.run}, measured over {self.measured_on}"
+
+    @property
+    def grids(self) -> list[Grid]:
         """The scores as tables: layers by heads."""
         rows = [f"layer {n + 1}" for n in range(self.heads[-1].layer + 1)]
         columns = [str(n + 1) for n in range(self.heads[-1].head + 1)]
@@ -97,7 +101,7 @@ class HeadsReport(Pictured):
         for pattern in PATTERNS:
             scores = np.array([head.scores[pattern] for head in self.heads])
             grids.append(Grid(pattern, rows, columns, scores.reshape(len(rows), -1), "head"))
-        return HeatMaps(f"{self.run}, measured over {self.measured_on}", grids, in_a_row=3)
+        return grids
 
     def facts(self) -> dict[str, Any]:
         """Return the fields as JSON values, in which layers and heads count from 1."""
@@ -152,7 +156,7 @@ def heads(
         message = f"{run.name} was imported and has no text to measure a loss on"
         raise AttnlmError(message, "use `text`")
     model, placed = load_model(run, checkpoint=checkpoint, device=device)
-    scores_LHP, chance_P = mean_scores(model, run.tokenizer, inputs_NT, random_NT, placed.torch)
+    scores_LHP, chance_P = mean_scores(model, inputs_NT, random_NT, placed.torch)
     layers, heads, _ = scores_LHP.shape
     loss: float | None = None
     changes: dict[Head, float] = {}
@@ -236,19 +240,21 @@ class HeadsOverTraining(Pictured):
     """(S, L, H): how the scores of each pattern change"""
 
     @property
-    def maps(self) -> HeatMaps:
+    def title(self) -> str:
+        return f"Scores of the heads of {self.run} in snapshots during its training"
+
+    @property
+    def grids(self) -> list[Grid]:
         """The scores as tables: heads by steps, of which the first, the last and 9 others."""
         last = len(self.steps) - 1
         shown = np.linspace(0, last, min(last + 1, _MOST_SNAPSHOTS)).round().astype(int)
         layers, heads = next(iter(self.scores.values())).shape[1:]
         rows = [f"layer {n + 1} head {h + 1}" for n, h in np.ndindex(layers, heads)]
         steps = [str(self.steps[number]) for number in shown]
-        grids = [
+        return [
             Grid(pattern, rows, steps, scores_SLH[shown].reshape(len(shown), -1).T, "step")
             for pattern, scores_SLH in self.scores.items()
         ]
-        title = f"Scores of the heads of {self.run} in snapshots during its training"
-        return HeatMaps(title, grids, in_a_row=3)
 
     def facts(self) -> dict[str, Any]:
         """Return the fields as JSON values."""

@@ -20,15 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent
 from attnlm.base.setting_fields import limited, quoted, record_from_json
 from attnlm.base.suggestions import suggestion
 from attnlm.runs.run import Run
-from attnlm.see.pictures import maps_image
 from attnlm.training.events import Evaluated, Finished, Started, Stepped
 
 _PROJECT = "attnlm"
@@ -52,7 +49,7 @@ class Tool(NamedTuple):
     """A tool that logs a run."""
 
     log: Callable[[int, Mapping[str, Any]], object]
-    """takes a step, and its numbers, texts and images (of type Pixels) by name"""
+    """takes a step, and its numbers and texts by name"""
     close: Callable[[bool], object]
     """writes all buffered data; the argument is True if the run is finished"""
 
@@ -71,8 +68,6 @@ def tensorboard(run: Run, id: str, first_step: int) -> Tool:
                 # TensorBoard shows Markdown, which keeps indented text unchanged.
                 text = "".join(f"    {line}\n" for line in value.split("\n"))
                 writer.add_text(name, text, step)
-            elif isinstance(value, np.ndarray):
-                writer.add_image(name, value, step, dataformats="HWC")
             else:
                 writer.add_scalar(name, value, step)
 
@@ -96,7 +91,7 @@ def wandb(run: Run, id: str, first_step: int) -> Tool:
     # W&B's own step counter can't go back to the step at which a killed run resumes.
     logged.define_metric("*", step_metric="step")
     return Tool(
-        lambda step, values: logged.log({"step": step, **_shown(values, tool.Html, tool.Image)}),
+        lambda step, values: logged.log({"step": step, **_shown(values, tool.Html)}),
         lambda is_finished: logged.finish(exit_code=int(not is_finished)),
     )
 
@@ -107,19 +102,15 @@ def trackio(run: Run, id: str, first_step: int) -> Tool:
     name, settings = f"{run.name}-{id}", dict(run.config.settings())
     logged = tool.init(project=_PROJECT, name=name, config=settings, resume="allow")
     return Tool(
-        lambda step, values: logged.log(_shown(values, tool.Markdown, tool.Image), step=step),
+        lambda step, values: logged.log(_shown(values, tool.Markdown), step=step),
         lambda is_finished: tool.finish(),
     )
 
 
-def _shown(values: Mapping[str, Any], text: Any, image: Any) -> dict[str, Any]:
-    """Return values with texts and images as objects of a tool."""
+def _shown(values: Mapping[str, Any], text: Any) -> dict[str, Any]:
+    """Return values with texts as objects of a tool."""
     return {
-        name: text(f"<pre>{html.escape(value)}</pre>")
-        if isinstance(value, str)
-        else image(value)
-        if isinstance(value, np.ndarray)
-        else value
+        name: text(f"<pre>{html.escape(value)}</pre>") if isinstance(value, str) else value
         for name, value in values.items()
     }
 
@@ -175,8 +166,7 @@ class LogListener:
         elif isinstance(event, Evaluated):
             self._log_numbers(event)
             if (snapshot := event.snapshot) is not None:
-                maps = {} if snapshot.maps is None else {"attention": maps_image(snapshot.maps)}
-                self._call("log", snapshot.step, {"sample": snapshot.text, **maps})
+                self._call("log", snapshot.step, {"sample": snapshot.text})
         elif isinstance(event, Finished):
             self._is_finished = True
 

@@ -24,7 +24,7 @@ from attnlm.model.language_model import LanguageModel
 from attnlm.model.recorder import See, Site, record
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run, open_run
-from attnlm.see.pictures import Grid, HeatMaps, Numbers, Pictured
+from attnlm.see.pictures import Grid, Numbers, Pictured
 from attnlm.see.shown_tokens import ids_within_context, token_texts, visible
 
 _BATCH_TOKENS = 2**11
@@ -74,7 +74,11 @@ class Patching(Pictured):
         )
 
     @property
-    def maps(self) -> HeatMaps:
+    def title(self) -> str:
+        return f"{self.run}: {self.compared}"
+
+    @property
+    def grids(self) -> list[Grid]:
         """The shares as tables: tokens by layers, and layers by heads.
 
         Tokens before the first that differs are left out: there, both texts have equal activations.
@@ -92,7 +96,7 @@ class Patching(Pictured):
             grids.append(Grid(title, tokens, layers[: len(shares)], shares.T[first:], "layer"))
         layers, heads = ([*numbers[:count]] for count in self.heads.shape)
         grids.append(Grid("heads", [f"layer {n}" for n in layers], heads, self.heads, "head"))
-        return HeatMaps(f"{self.run}: {self.compared}", [g for g in grids if g.values.size])
+        return [grid for grid in grids if grid.values.size]
 
 
 def patch(

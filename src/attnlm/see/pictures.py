@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Numbers = NDArray[np.float32]
-Pixels = NDArray[np.uint8]
-"""(height, width, 3)"""
 
 # Keep the user's fonts, which may have letters that the default font lacks.
 _USER_SETTINGS = ("backend", "font.family", "font.sans-serif")
@@ -47,14 +45,33 @@ class Grid:
     """the kind of the columns, such as layer"""
 
 
-@dataclass(frozen=True)
-class HeatMaps:
-    """Tables with a title."""
+@dataclass(frozen=True, repr=False)
+class Pictured(ABC):
+    """What was found in a run, with tables: a notebook shows them as a picture."""
 
-    title: str
-    grids: list[Grid]
-    in_a_row: int = 4
-    """the tables beside each other in a picture"""
+    run: str
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """A line above the tables."""
+
+    @property
+    @abstractmethod
+    def grids(self) -> list[Grid]:
+        """The result as tables."""
+
+    @property
+    def in_a_row(self) -> int:
+        """The number of tables beside each other in a picture."""
+        return 4
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.run!r}>"
+
+    def facts(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in vars(self).items()}
 
     def __str__(self) -> str:
         """Return a table of numbers for each grid."""
@@ -69,12 +86,13 @@ class HeatMaps:
 
     def picture(self, format: str = "png") -> bytes:
         """Return a PNG or SVG file (`format` is png or svg), with the same bytes each time."""
-        across = min(len(self.grids), self.in_a_row)
-        down = -(-len(self.grids) // across)
-        has_numbers = sum(grid.values.size for grid in self.grids) <= _MOST_NUMBERS
+        grids = self.grids
+        across = min(len(grids), self.in_a_row)
+        down = -(-len(grids) // across)
+        has_numbers = sum(grid.values.size for grid in grids) <= _MOST_NUMBERS
         cell = _CELL if has_numbers else _SMALL_CELL
-        wide = 1.2 + cell * min(max(len(grid.columns) for grid in self.grids), _MOST_LABELS)
-        high = 1.0 + cell * min(max(len(grid.rows) for grid in self.grids), _MOST_LABELS)
+        wide = 1.2 + cell * min(max(len(grid.columns) for grid in grids), _MOST_LABELS)
+        high = 1.0 + cell * min(max(len(grid.rows) for grid in grids), _MOST_LABELS)
         size = min(across * wide, _LARGEST_SIDE), min(down * high, _LARGEST_SIDE)
         with fixed_style(**{"svg.hashsalt": "attnlm", "svg.fonttype": "none"}):
             from matplotlib.colors import LinearSegmentedColormap
@@ -83,7 +101,7 @@ class HeatMaps:
             colours = LinearSegmentedColormap.from_list("share", _COLOURS)
             figure = Figure(figsize=size, layout="constrained", dpi=120)
             places = figure.subplots(down, across, squeeze=False).flat
-            for grid, axes in itertools.zip_longest(self.grids, places):
+            for grid, axes in itertools.zip_longest(grids, places):
                 axes.set_visible(grid is not None)
                 if grid is not None:
                     axes.imshow(grid.values, cmap=colours, vmin=-1, vmax=1)
@@ -94,31 +112,8 @@ class HeatMaps:
             figure.savefig(file, format=format, metadata=metadata, facecolor="white")
         return file.getvalue()
 
-
-@dataclass(frozen=True, repr=False)
-class Pictured(ABC):
-    """What was found in a run, with tables: a notebook shows them as a picture."""
-
-    run: str
-
-    @property
-    @abstractmethod
-    def maps(self) -> HeatMaps:
-        """The result as tables."""
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self.run!r}>"
-
-    def __str__(self) -> str:
-        """Return the tables of numbers."""
-        return str(self.maps)
-
-    def facts(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in vars(self).items()}
-
     def _repr_png_(self) -> bytes:
-        return self.maps.picture()
+        return self.picture()
 
 
 def _plain(text: str) -> str:
@@ -158,12 +153,3 @@ def fixed_style(**style: object) -> Iterator[None]:
         # A character that the font lacks is drawn as a box.
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         yield
-
-
-def maps_image(maps_LHTT: Numbers) -> Pixels:
-    """Return all maps in one image: rows are layers, columns are heads, dark is a large weight."""
-    lined = np.pad(maps_LHTT, ((0, 0), (0, 0), (0, 1), (0, 1)), constant_values=0.3)
-    layers, heads, side, _ = lined.shape
-    joined = lined.transpose(0, 2, 1, 3).reshape(layers * side, heads * side)
-    steps = np.rint(255 - 255 * joined).astype(np.uint8).repeat(6, 0).repeat(6, 1)
-    return np.repeat(steps[..., None], 3, axis=2)

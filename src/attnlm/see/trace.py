@@ -1,7 +1,14 @@
-"""Trace one forward pass step by step: each operation, its shape and its numbers."""
+"""Trace one forward pass step by step, or print it as a PyTorch script without attnlm.
+
+The script is the forward pass of textbook.py, with the model's settings as constants and without
+the branches that the model does not take.
+"""
 
 from __future__ import annotations
 
+import ast
+import inspect
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnlm.base.errors import UsageError
+from attnlm.model import textbook
 from attnlm.model.architecture import Architecture, require_architecture
 from attnlm.model.inspection import check_finite, check_textbook
 from attnlm.model.recorder import NotRecordedError, Recorder, Site, record
@@ -52,28 +59,22 @@ class Trace:
         return f"<Trace of {self.run!r}: {made}>"
 
     def __str__(self) -> str:
-        """Return `lines` of the first head."""
-        return "\n".join(self.lines())
+        """Return each operation's shape and the last token's numbers, in the first head.
 
-    def lines(self, head: int = 1) -> Iterator[str]:
-        """Yield lines of text: each operation's shape, and the last token's numbers in one head.
-
-        If the text has few tokens, attention maps are shown with all rows. Heads count from 1.
-        Raises UsageError for a head that the model does not have.
+        If the text has few tokens, attention maps are shown with all rows.
         """
-        heads = max([o.values.size(0) for o in self.operations if o.axes[0] == "H"], default=1)
-        if not 1 <= head <= heads:
-            hint = f"{self.run} has heads 1 to {heads}"
-            raise UsageError(f"invalid value for `head`: {head}", hint)
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
         shown = [visible(token) for token in self.tokens]
         for number, one in enumerate(self.operations, 1):
             shape = " × ".join(map(str, one.values.shape))
             yield f"{number}. {one.name}  ({one.axes.replace(' ', ', ')}) = {shape}"
             yield f"   {one.formula}"
             values, prefix = one.values, ""
-            if one.axes[0] == "H":  # several heads may share their keys and values
-                values = values[(head - 1) * len(values) // heads]
-                prefix = f"head {head} of {heads}, " if heads > 1 else ""
+            if one.axes[0] == "H":
+                prefix = f"head 1 of {len(values)}, " if len(values) > 1 else ""
+                values = values[0]
             if one.axes == "T":
                 numbers = zip(shown[-_SHOWN:], values[-_SHOWN:].tolist(), strict=True)
                 yield "   " + "  ".join(f"{token} {i}" for token, i in numbers)
@@ -207,3 +208,87 @@ def _layer_operations(
     if a.residual:
         added = [name for name in ("attended", "mlp") if name in layer]
         yield "stream", " + ".join(["x", *added]), "T C", layer["stream"]
+
+
+# --- The pass as a script -------------------------------------------------------------------------
+
+_SCRIPT = """\
+# The forward pass of a {model}, from ids (T,) to logits (T, V).
+import torch
+from safetensors.torch import load_file
+from torch.nn import functional as F
+
+{functions}
+
+weights = load_file({path!r})
+weights = {{name.removeprefix("model."): w for name, w in weights.items()}}
+ids = torch.tensor({ids})  # {text!r}
+logits = forward(weights, ids)
+{vocabulary}
+probabilities = torch.softmax(logits[-1], dim=-1)
+for i in probabilities.argsort(descending=True)[:5].tolist():
+    print(f"{{probabilities[i]:.4f}}", {shown})
+"""
+
+
+def as_script(run: Run, text: str, *, checkpoint: str = "best") -> str:
+    """Return a script of at most 80 lines that computes the `logits` (T, V) of `text`.
+
+    The script loads the checkpoint file and prints the likeliest next tokens. Raises AttnlmError
+    if the text does not fit the context or the vocabulary, if files are missing or damaged, or if
+    the model's classes were changed.
+    """
+    ids = ids_within_context(run, text)
+    chosen = run.checkpoint(checkpoint)
+    architecture = require_architecture(run.config.spec, "a textbook script")
+    check_textbook(load_model(run, checkpoint=chosen, device="cpu")[0], run.name)
+    is_small = run.vocab_size <= 257  # bytes and the end of text
+    vocabulary = token_texts(run.tokenizer, list(range(run.vocab_size))) if is_small else []
+    return _SCRIPT.format(
+        model=run.config.spec.name,
+        functions=specialise_textbook(architecture),
+        path=str(chosen.path.resolve()),
+        ids=ids,
+        text=run.tokenizer.decode(ids),
+        vocabulary=f"\nvocabulary = {vocabulary}" if is_small else "",
+        shown="repr(vocabulary[i])" if is_small else "i",
+    )
+
+
+def specialise_textbook(a: Architecture) -> str:
+    """Return the functions of textbook.py that the model uses, with its settings as constants."""
+    source = inspect.getsource(textbook).replace(" is None", " == None")
+    source = source.replace(" is not None", " != None")  # Python warns of `is` beside a constant
+    source = re.sub(r"\ba\.(\w+)", lambda setting: repr(getattr(a, setting[1])), source)
+    module = ast.parse(re.sub(r"\ba(: Architecture)?, ", "", source))
+    functions = {f.name: f for f in module.body if isinstance(f, ast.FunctionDef)}
+    for function in functions.values():
+        _Taken().visit(function)
+    used = ["forward"]
+    for name in used:  # which grows
+        names = {node.id for node in ast.walk(functions[name]) if isinstance(node, ast.Name)}
+        used += [called for called in functions if called in names and called not in used]
+    return "\n\n".join(ast.unparse(f) for name, f in functions.items() if name in used)
+
+
+class _Taken(ast.NodeTransformer):
+    """An AST pass that keeps only the branches taken, where a test has constants alone."""
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        self.generic_visit(node)
+        node.returns = None
+        for argument in node.args.args:
+            argument.annotation = None
+        ends = [n for n, statement in enumerate(node.body) if isinstance(statement, ast.Return)]
+        node.body = node.body[: ends[0] + 1]
+        return node
+
+    def visit_If(self, node: ast.If | ast.IfExp) -> ast.AST | list[ast.stmt]:
+        self.generic_visit(node)
+        try:
+            is_taken = eval(ast.unparse(node.test), {})
+        except NameError:  # it depends on the weights
+            return node
+        return node.body if is_taken else node.orelse
+
+    visit_IfExp = visit_If  # noqa: N815 - the name that ast calls

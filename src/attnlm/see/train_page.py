@@ -97,18 +97,12 @@ def _config(model: Settings) -> Config:
 
 
 def _rung_data(config: Config) -> dict[str, Any]:
-    """Return the JSON values of a rung: its parts, parameters, and the settings of its training."""
-    settings = config.settings()
+    """Return the JSON values of a rung: its parts, parameters and settings."""
     a = _trainable(config.spec)
-    training = (
-        "steps", "batch_size", "learning_rate", "min_learning_rate", "schedule", "cooldown",
-        "warmup", "beta1", "beta2", "weight_decay", "weight_decay_on", "gradient_clip",
-    )  # fmt: skip
     return {
         "architecture": architecture_data(a),
         "parameters": parameters_data(a),
-        "training": {name: settings.get(name) for name in training},
-        "settings": settings,
+        "settings": config.settings(),
     }
 
 

@@ -137,5 +137,5 @@ def take_snapshot(
         recorded = record(model, torch.tensor([passage], device=device.torch))
         with contextlib.suppress(AttnlmError):
             maps = recorded.maps[:, 0].float().cpu().numpy()
-            scores = snapshot_scores(model, dataset.tokenizer, dataset.val, device.torch)
+            scores = snapshot_scores(model, dataset.val, device.torch)
     return Snapshot(step, text, maps, scores), token_texts(dataset.tokenizer, passage)

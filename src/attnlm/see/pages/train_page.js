@@ -25,7 +25,7 @@ class TrainPage {
   chosenStep = Infinity; // the slider's step; Infinity for the newest snapshot
   workerUrl = URL.createObjectURL(workerCode());
 
-  /* `rungs` are the models that a reader can choose, by name: {architecture, parameters, training, settings}. */
+  /* `rungs` are the models that a reader can choose, by name: {architecture, parameters, settings}. */
   constructor({rungs, rung, text}, models, prompt) {
     this.rungs = rungs;
     this.useCorpus(new Corpus(text, this.largestContext));

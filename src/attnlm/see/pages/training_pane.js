@@ -109,7 +109,7 @@ export class Pane {
   /* Begin a run. The learning rate of the run before is kept if the rung is. */
   reset({rung = this.run.rung, seed = page["train-seed"].valueAsNumber || 0, learningRate, text} = {}) {
     const {trainPage} = this;
-    const {architecture, parameters, training} = trainPage.rungs[rung];
+    const {architecture, parameters, settings: training} = trainPage.rungs[rung];
     const known = rung === this.run?.rung ? this.run.training.learning_rate : undefined;
     const rate = learningRate ?? known ?? training.learning_rate;
     if (text !== undefined) trainPage.useText(text, this);
