@@ -19,7 +19,7 @@ from attnlm.data.examples import IGNORED, Examples
 from attnlm.text.tasks import TASKS, generate_examples
 from attnlm.text.text_files import ANSWER_END, END, TURN, without_marks
 from attnlm.tokens.tokenizer import END_OF_TEXT, CharTokenizer
-from attnlm.workflows.answers import longer_pairs, select_pairs
+from attnlm.workflows.answers import select_pairs
 from tests.kit import command
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -88,7 +88,11 @@ def test_a_prepared_task_has_its_examples_back() -> None:
     assert "".join("a" if answer else "." for answer in is_answer) == after_signs
     pairs = dict(select_pairs(dataset))
     assert pairs == {question: _solution("addition", question) for question in pairs}
-    assert len(longer_pairs(dataset)) == 200
+    longer = dataset.longer_examples()
+    assert longer is not None
+    text = dataset.tokenizer.decode(longer[0].tolist())
+    assert re.fullmatch(r"(\d+\+\d+=\d+\n){200}", text) and len(longer[1]) == 200
+    assert all(_solution("addition", q) == a for q, a in re.findall(r"(.+)=(.+)\n", text))
     assert attnlm.prepare("addition", digits=2, examples=200).train_sha256 == made.train_sha256
     with pytest.raises(AttnlmError, match="exists with other content"):
         attnlm.prepare("addition", digits=3, examples=200)
@@ -99,8 +103,14 @@ def test_recall_asks_for_one_digit_after_another() -> None:
     question, answer = select_pairs(dataset)[0]
     assert re.fullmatch(r"([a-z]\d){3}([a-z]\d){2}[a-z]", question)
     assert _solution("recall", question) == answer
-    longer, answer = longer_pairs(dataset)[0]
-    assert len(longer) > len(question) and _solution("recall", longer) == answer
+    longer = dataset.longer_examples()
+    assert longer is not None
+    ids, places = longer
+    for start, end in zip(places.starts[:9], places.ends[:9], strict=True):
+        text, is_answer = dataset.tokenizer.decode(ids[start:end].tolist()), places.is_answer
+        pairs = len(text) // 4
+        asked = [n for n in range(len(text)) if is_answer[start + n]]
+        assert asked == [*range(2 * pairs + 1, 4 * pairs, 2), 4 * pairs]  # each digit, and the end
 
 
 def test_a_damaged_file_of_marks_is_refused() -> None:

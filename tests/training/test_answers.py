@@ -29,7 +29,7 @@ from attnlm.training.one_layer import one_layer_form
 from attnlm.training.state import TrainingState, initial_state
 from attnlm.training.step import Stepper
 from attnlm.training.validation import Split, right_answers, validation_loss
-from attnlm.workflows.answers import ask, format_of, longer_pairs, select_pairs, texts_to_patch
+from attnlm.workflows.answers import ask, format_of, select_pairs, texts_to_patch
 from tests.kit import command, quick_run
 from tests.models import gradients, needs_kernels, parts_of, small_model
 from tests.tolerances import assert_near
@@ -248,10 +248,10 @@ def test_examples_longer_than_the_context_are_cut_or_refused(tmp_path: Path) -> 
 
 def test_changed_longer_questions_are_refused(tmp_path: Path) -> None:
     dataset = attnlm.prepare("copy", length=2, examples=10, data_dir=tmp_path)
-    assert longer_pairs(dataset)
-    (dataset.path / LONGER).write_text('{"prompt": "a", "answer": "a"}\n')
+    assert dataset.longer_examples()
+    (dataset.path / LONGER).write_text('["a=", "a"]\n')
     with pytest.raises(AttnlmError, match="does not match its hash"):
-        longer_pairs(dataset)
+        dataset.longer_examples()
 
 
 # --- Commands -------------------------------------------------------------------------------------
@@ -263,7 +263,13 @@ def test_commands_ask_and_show_what_is_wrong(run: attnlm.Run, folder: Path) -> N
     answered = command("sample", run.name, "--prompt", "qr", "--quiet", cwd=folder)
     assert answered.stdout.rstrip() == "qr=qr"
     facts = json.loads(command("eval", run.name, "--json", cwd=folder).stdout)
-    assert facts["accuracy"] == 1 and facts["longer_accuracy"] is not None
+    assert facts["accuracy"] == 1
+    longer = run.open_dataset().longer_examples()
+    assert longer is not None
+    questions = run.tokenizer.decode(longer[0].tolist()).splitlines()
+    pairs = [(q[: q.index("=")], q[q.index("=") + 1 :]) for q in questions]
+    right = [answer.is_right for answer in attnlm.answer_pairs(run, pairs)]
+    assert facts["longer_accuracy"] == sum(right) / len(right)
     lines = [{"prompt": "ab", "answer": "ab"}, {"prompt": "bc", "answer": "cb"}]
     (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, lines)))
     done = command("eval", run.name, "--pairs", "pairs.jsonl", cwd=folder)

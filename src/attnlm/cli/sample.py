@@ -277,15 +277,6 @@ def eval_(
     if opened.leaks:
         console.say(f"{NOT_COMPARABLE}: {opened.leaks.partition(';')[0]}")
     console.say(f"baselines: {baselines(opened.vocab_size, references)}")
-    longer_accuracy = None
-    if evaluation.accuracy is not None:
-        from attnlm.workflows.answers import longer_pairs
-
-        if longer := longer_pairs(dataset):
-            answers = attnlm.answer_pairs(
-                opened, longer, checkpoint=chosen.which, device=settings["device"]
-            )
-            longer_accuracy = _right(answers) / len(answers)
     perplexity = evaluation.perplexity
     shown = f"{perplexity:,.3f}" if perplexity < 1e6 else "above a million"
     losses = nats_and_bits(evaluation.loss, evaluation.bits_per_byte, digits=4)
@@ -302,11 +293,11 @@ def eval_(
         "step": chosen.step,
         "leaks": opened.leaks or None,
         "accuracy": evaluation.accuracy,
-        "longer_accuracy": longer_accuracy,
+        "longer_accuracy": evaluation.longer_accuracy,
     }
     console.print_result_or_json(summary, measured, json)
-    if longer_accuracy is not None and not json:
-        console.say(f"{longer_accuracy:.1%} of answers to longer questions right")
+    if evaluation.longer_accuracy is not None and not json:
+        console.say(f"{evaluation.longer_accuracy:.1%} of answers to longer questions right")
 
 
 def _right(answers: list[attnlm.Answered]) -> int:

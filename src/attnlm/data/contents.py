@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -23,16 +22,16 @@ from numpy.typing import NDArray
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, Progress
-from attnlm.base.files import file_hash, open_given, open_replacement, write_bytes
+from attnlm.base.files import file_hash, open_given, open_replacement
 from attnlm.compute.threads import cores, map_ahead
 from attnlm.config.prepare_options import PrepareOptions
 from attnlm.data.dataset import ExampleFacts, Meta, id_dtype
-from attnlm.data.examples import LONGER, Examples, encode_examples, write_marks
+from attnlm.data.examples import LONGER, Examples, encode_examples, write_longer, write_marks
 from attnlm.data.spool import Part, read_spool
 from attnlm.text.corpus import Corpus, safe_name, summary
 from attnlm.text.record_files import END_OF_TEXT, Questions
 from attnlm.text.tasks import TASKS, generate_examples
-from attnlm.text.text_files import ANSWER_END, TURN, TextFile, without_marks
+from attnlm.text.text_files import ANSWER_END, TextFile, without_marks
 from attnlm.tokens.tokenizer import BpeTokenizer, Tokenizer
 
 _MOST_BIGRAM_IDS = 1024
@@ -266,8 +265,7 @@ class Text:
         train, val = splits
         if end is not None and self._questions is not None and train.places and val.places:
             if longer := self._questions.longer:
-                records = (_record(example, self._questions.question_end) for example in longer)
-                write_bytes(folder / LONGER, "".join(records).encode())
+                write_longer(folder / LONGER, longer)
             facts = ExampleFacts(
                 train=len(train.places),
                 val=len(val.places),
@@ -304,13 +302,6 @@ def _answer_end(questions: Questions, tokenizer: Tokenizer) -> str:
     if tokenizer.end_of_text is not None:
         return ""
     return END_OF_TEXT if END_OF_TEXT.encode() in tokenizer.tokens else "\n"
-
-
-def _record(example: str, question_end: str) -> str:
-    """Return an example as a line of JSON: its last answer, and all before as the prompt."""
-    prompt, _, answer = example.removesuffix(ANSWER_END).rpartition(TURN)
-    prompt = without_marks(prompt).removesuffix(question_end)
-    return json.dumps({"prompt": prompt, "answer": answer}) + "\n"
 
 
 class OwnIds:

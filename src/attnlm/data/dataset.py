@@ -25,7 +25,7 @@ from attnlm.base.folders import (
     read_entry,
 )
 from attnlm.base.setting_fields import limited, read_record
-from attnlm.data.examples import Examples, read_marks
+from attnlm.data.examples import LONGER, Examples, encode_examples, read_longer, read_marks
 from attnlm.text.corpus import summary
 from attnlm.tokens.tokenizer import Tokenizer, load_tokenizer
 
@@ -149,6 +149,16 @@ class Dataset(Meta):
         if self.examples is None:
             return self.bytes_per_token
         return self.examples.val_answer_bytes / self.examples.val_answer_tokens
+
+    def longer_examples(self) -> tuple[Ids, Examples] | None:
+        """Return the ids, (N,), and the places of a task's longer examples; None if it has none.
+
+        Raises AttnlmError if their file is missing or damaged.
+        """
+        if self.examples is None or not self.examples.longer:
+            return None
+        text = read_longer(checked_file(self.path, LONGER, self))
+        return encode_examples(text, self.tokenizer, self.examples.answer_end)[:2]
 
     @property
     def largest_block_size(self) -> int:

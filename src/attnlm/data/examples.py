@@ -6,7 +6,8 @@ Axes: N tokens of a split, E examples, W windows, T tokens of a window.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnlm.base.errors import AttnlmError
-from attnlm.base.files import open_replacement, read_bytes
+from attnlm.base.files import open_replacement, read_bytes, write_bytes
 from attnlm.text.text_files import ANSWER_END, END, TURN
 from attnlm.tokens.tokenizer import Tokenizer
 
@@ -199,3 +200,19 @@ def read_marks(path: Path, tokens: int) -> Examples:
     content = np.frombuffer(read_bytes(path), np.uint8)
     is_answer, is_start = (np.unpackbits(part, count=tokens) for part in content.reshape(2, -1))
     return Examples(np.flatnonzero(is_start).astype(np.int64), is_answer.view(np.bool_))
+
+
+# --- The file of longer examples ------------------------------------------------------------------
+# A line of JSON for each: question, answer, and perhaps later questions and answers, in turns.
+
+
+def write_longer(path: Path, examples: Sequence[str]) -> None:
+    """Write examples, whose answers TURN and ANSWER_END mark, to a file."""
+    turns = (example.removesuffix(ANSWER_END).split(TURN) for example in examples)
+    write_bytes(path, "".join(json.dumps(example) + "\n" for example in turns).encode())
+
+
+def read_longer(path: Path) -> str:
+    """Return the text that `encode_examples` takes."""
+    lines = map(json.loads, read_bytes(path).splitlines())
+    return "".join(TURN.join(turns) + ANSWER_END + END for turns in lines)

@@ -68,13 +68,14 @@ class Evaluation:
     """Loss in nats per token over `tokens` predicted tokens; of examples, only answers may count.
 
     `accuracy` is the share of examples whose answers are right when decoded greedily; None for a
-    text.
+    text. `longer_accuracy` is that of a task's longer examples; None if the context is too short.
     """
 
     loss: float
     tokens: int
     bits_per_byte: float | None
     accuracy: float | None = None
+    longer_accuracy: float | None = None
 
     @property
     def perplexity(self) -> float:

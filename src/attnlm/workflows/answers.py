@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from attnlm.base.errors import AttnlmError
-from attnlm.data.dataset import Dataset, checked_file, evenly_spaced
-from attnlm.data.examples import LONGER
+from attnlm.data.dataset import Dataset, evenly_spaced
 from attnlm.generation.sampling import Sampler, load_sampler
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.runs.run import Run, open_run
@@ -218,10 +217,3 @@ def texts_to_patch(dataset: Dataset, most: int) -> list[tuple[str, str, str, str
             "patch two texts of your own",
         )
     return pairs
-
-
-def longer_pairs(dataset: Dataset) -> list[Pair]:
-    """Return the longer questions of a task with their answers; [] if the data set has none."""
-    if dataset.examples is None or not dataset.examples.longer:
-        return []
-    return read_pairs(checked_file(dataset.path, LONGER, dataset))

@@ -74,7 +74,12 @@ def evaluate(
         if dataset.val_examples is None:
             return evaluation
         is_right = right_answers(model, dataset.val, dataset.val_examples, chosen)
-        return replace(evaluation, accuracy=float(is_right.mean()))
+        evaluation = replace(evaluation, accuracy=float(is_right.mean()))
+        longer = dataset.longer_examples()
+        if longer is not None and not longer[1].is_longer(model.block_size).any():
+            is_right = right_answers(model, *longer, chosen)
+            evaluation = replace(evaluation, longer_accuracy=float(is_right.mean()))
+        return evaluation
 
 
 def measure_on_whole(run: Run, dataset: Dataset, on_event: OnEvent) -> None:
