@@ -97,14 +97,15 @@ def test_runs_on_other_batches_or_seeds_are_no_pairs_and_it_says_why(root: Path)
 
 
 def test_one_setting_divides_the_runs_of_a_group(root: Path) -> None:
-    found = of("*", by="embed-dim", root=root)
+    runs = [attnlm.open_run(root / f"{name}-{seed}") for name in GROUPS for seed in SEEDS]
+    found = of(runs, by="embed-dim", root=root)
     assert {group.name: len(group.runs) for group in found.groups} == {
         "embed_dim=4": 3,
         "embed_dim=16": 3,
         "embed_dim=64": 3,
     }
     with pytest.raises(UsageError, match="no run has the setting 'embed_dims'") as raised:
-        of("*", by="embed_dims", root=root)
+        of(runs, by="embed_dims", root=root)
     assert "embed_dim" in raised.value.hint
 
 
@@ -190,6 +191,7 @@ def test_the_facts_and_the_tables_hold_every_loss_by_seed(root: Path, tmp_path: 
     latex = found.save(tmp_path / "verdicts.tex").read_text()
     assert latex.startswith(rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}")
     assert "narrow-*" in latex and latex.count(r" \\") == 2
+    assert not re.search(r"(^|[ (\[])-\d", latex)  # a minus, not a hyphen
 
 
 def test_curves_are_drawn_for_a_paper(
@@ -212,6 +214,7 @@ def test_curves_are_drawn_for_a_paper(
         (("narrow-*", "wide-*"), {"measure": "los"}, "invalid value for `measure`"),
         (("narrow-*", "wide-*"), {"measure": "accuracy"}, "has no accuracy"),
         (("narrow-*", "wide-*"), {"baseline": "wide"}, "'wide' is no group"),
+        (("narrow-*", "wide-*"), {"target": float("nan")}, "invalid value for `target`: nan"),
         (("narrow-1", "wide-1"), {"measure": "accuracy"}, "has one run, and so no spread"),
         (("narrow-1", "wide-1"), {"baseline": "wide-1"}, "has one run, and so no spread"),
     ],

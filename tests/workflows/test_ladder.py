@@ -151,17 +151,32 @@ def test_a_sweep_over_a_setting_is_a_comparison_of_several_seeds(
     ("given", "says"),
     [
         ({"rungs": ()}, "is empty"),
+        ({"rungs": ["mine.py:T:kind=x/y", "mine.py:T:kind=z/y"]}, "cannot have folders of these"),
+        ({"rungs": ["mine.py:T:kind=.."]}, "cannot have folders of these names"),
+        ({"rungs": ["mine.py:T:kind=a*b"]}, "cannot have folders of these names"),
         ({"budget": 5.0}, "cannot be combined"),
         ({"baseline": "average"}, "is no group"),
         ({"steps": None, "budget": -1.0}, "invalid value for `budget`"),
     ],
 )
 def test_what_makes_no_ladder_is_refused_before_anything_is_written(
-    given: dict[str, Any], says: str, ladders: Ladders, tmp_path: Path
+    given: dict[str, Any],
+    says: str,
+    ladders: Ladders,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text("class T: ...")
     with pytest.raises(UsageError, match=says):
         ladders.train(tmp_path / "runs", **given)
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_class_is_no_rung() -> None:
+    rungs: list[Any] = ["bigram", attnlm.Run]
+    with pytest.raises(UsageError, match="a rung is the name of a model"):
+        attnlm.ladder(rungs=rungs)
 
 
 # --- Stopped and resumed --------------------------------------------------------------------------
@@ -209,6 +224,15 @@ def test_a_stopped_ladder_resumes_as_if_it_had_not_stopped(
     again = attnlm.ladder(resume="mine", on_event=events.append, **folders)
     assert facts(again) == facts(whole)
     assert not any(isinstance(event, Started) for event in events)
+    (tmp_path / "mine").rename(tmp_path / "other")
+
+    def stop_at_the_first(event: object) -> None:
+        events.append(event)
+        StopAt("rung 1")(event)
+
+    with pytest.raises(KeyboardInterrupt):
+        attnlm.ladder(resume="other", on_event=stop_at_the_first, **folders)
+    assert "if it was renamed, rename its runs too" in str(events)
 
 
 def test_a_ladder_whose_data_were_moved_is_resumed_with_them(

@@ -11,6 +11,7 @@ import functools
 import math
 import operator
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, field, fields, is_dataclass
 from pathlib import Path
@@ -98,9 +99,8 @@ def _problem(kind: type, described: Field[Any], value: Any) -> str | None:
     limits = described.metadata.get("limits", {})
     fits = type(value) is kind
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
-        # An integer in a recipe may be too large for a float.
-        fits = isinstance(value, int) or math.isfinite(value)
-        fits = fits or (value == math.inf == limits.get("at_most"))
+        # An integer may be too large for a float.
+        fits = abs(value) <= sys.float_info.max or value == math.inf == limits.get("at_most")
     if not fits:
         return f"it must be {_EXPECTED[kind]}"
     choices = described.metadata.get("choices")
@@ -157,7 +157,7 @@ def record_from_json(
     """
     try:
         return _decode_record(record, content, "")  # type: ignore[no-any-return]
-    except (ValueError, OverflowError) as error:
+    except ValueError as error:
         raise AttnlmError(f"{path} is not valid: {error}", hint) from None
 
 

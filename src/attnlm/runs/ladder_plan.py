@@ -11,6 +11,8 @@ from typing import Any
 import attnlm
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.folders import is_safe_name
+from attnlm.base.formatting import listed
 from attnlm.base.own_code import OwnCode
 from attnlm.base.setting_fields import check_value, quoted, read_record, setting
 from attnlm.config.settings import Config, check_files, resolve
@@ -143,6 +145,12 @@ class LadderPlan:
         if not self.rungs or len(variants) < len(self.rungs):
             raise UsageError(
                 "`rungs` is empty or contains a rung twice", "name each rung once: bigram,average"
+            )
+        names = [paths[-1].name for paths in self.runs(Path(RECORD)).values()]
+        if len({*names}) < len(names) or not all(map(is_safe_name, names)):
+            raise UsageError(
+                f"the rungs' runs cannot have folders of these names: {listed(names)}",
+                "use other and shorter texts in the rungs, without / and *",
             )
         for name, record in SETTINGS.items():
             if record is LadderPlan:

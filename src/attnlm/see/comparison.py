@@ -514,4 +514,5 @@ def _latex(header: list[str], rows: list[list[str]]) -> bytes:
 
 
 def _in_latex(text: str) -> str:
-    return re.sub(r"([&%$#_{}])", r"\\\1", text.replace("\\", "/")).replace("−", "$-$")
+    escaped = re.sub(r"([&%$#_{}])", r"\\\1", text.replace("\\", "/"))
+    return re.sub(r"−|(?<![\w.])-(?=\d)", "$-$", escaped)

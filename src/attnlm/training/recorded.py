@@ -106,7 +106,7 @@ def _attributes(model: nn.Module) -> dict[str, str]:
 
 
 def _numbers(model: LanguageModel, config: Config, device: Device) -> dict[str, Tensor]:
-    """Return the logits of a batch twice in evaluation, then logits, loss and logits in training.
+    """Return logits of a batch and its beginnings, and in training its loss and gradients.
 
     The calls are of an odd number, in training too: what each turns round is another one then.
     """
@@ -123,11 +123,36 @@ def _numbers(model: LanguageModel, config: Config, device: Device) -> dict[str, 
         with torch.set_grad_enabled(is_training), device.autocast(), on_device_of(inputs_BT):
             numbers.append(model(inputs_BT).detach())
             if is_training:
-                numbers.append(loss_of(model, inputs_BT, targets_BT).detach())
+                loss = loss_of(model, inputs_BT, targets_BT)
+                numbers += [loss.detach(), *_sums(loss, model)]
             elif device.name == "cpu" and state.equal(torch.get_rng_state()):
                 torch.seed()  # it drew no numbers, and so does not depend on the seed
             numbers.append(model(inputs_BT).detach())
+            if not is_training:
+                numbers += [_logits_of_short(model, inputs_BT[:, :T]) for T in (1, 2)]
     return {str(i): x.cpu().contiguous().clone() for i, x in enumerate(numbers)}
+
+
+def _sums(loss: Tensor, model: LanguageModel) -> list[Tensor]:
+    """Return sum and norm of each parameter's gradient; [] if it fails, as training then says."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if not (loss.requires_grad and parameters):
+        return []
+    try:
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+    except Exception:  # noqa: BLE001 - own code may raise anything
+        return []
+    known = [gradient.double() for gradient in gradients if gradient is not None]
+    return [torch.stack([gradient.sum(), gradient.norm()]) for gradient in known]
+
+
+def _logits_of_short(model: LanguageModel, inputs_BT: Tensor) -> Tensor:
+    """Return logits, or NaN if own code fails on short texts: then sampling says so."""
+    try:
+        logits: Tensor = model(inputs_BT.contiguous())
+    except Exception:  # noqa: BLE001 - own code may raise anything
+        return torch.tensor(torch.nan)
+    return logits.detach()
 
 
 def _check_kept(trained: Mapping[str, tuple[nn.Parameter, int]], model: LanguageModel) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import functools
+import math
 import shlex
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -55,6 +56,8 @@ def compare(
     if measure not in MEASURES:
         hint = suggestion(measure, MEASURES, f"choose from {', '.join(MEASURES)}")
         raise UsageError(f"invalid value for `measure`: {quoted(measure)}", hint)
+    if target is not None and not 0 <= target < math.inf:
+        raise UsageError(f"invalid value for `target`: {target}", "give a loss in nats per token")
     if not groups:
         raise UsageError("no group of runs", "name runs, such as 'warm-*' 'cold-*', or a ladder")
     root = Path(checkpoint_dir)

@@ -102,6 +102,9 @@ def ladder(
         raise UsageError(f"`{key}` is not a setting of a ladder", hint)
     if rungs is not None:
         listed = rungs.split(",") if isinstance(rungs, str) else rungs
+        if not all(isinstance(rung, str) for rung in listed):
+            hint = "name own code in a file: multi-head:scores=mine.py:NAME"
+            raise UsageError("a rung is the name of a model with its settings", hint)
         given["rungs"] = tuple(rung.strip() for rung in listed)
     if resume is None:
         opened = open_dataset(dataset, data_dir=data_dir)
@@ -119,6 +122,8 @@ def ladder(
                 "leave it out, or start a new ladder with another `name`",
             )
         opened = open_recorded(path.name, plan.dataset, Path(data_dir), dataset)
+        if not any(run.exists() for paths in plan.runs(path).values() for run in paths):
+            on_event(Note(f"no run of {path.name} exists; if it was renamed, rename its runs too"))
     hint = "wait until that process ends, or stop it, or start another ladder"
     with locked_for_training(path, hint):
         try:
