@@ -20,7 +20,7 @@
     open_dataset  a Dataset that was prepared before, by name or path: its `train` and `val` are ids
     Batches       inputs and targets for a training loop of your own, by (seed, step)
     open_run      a Run that was trained before, by name or path
-    list_runs     the runs in a folder; see also `list_datasets` and `list_recipes`
+    list_runs     the runs in a folder; see also `list_datasets`, `list_recipes`, `list_heads`
     compare       Comparison: is one group of runs better than another?
     doctor        what this machine has, and what to do about what it lacks
     load_model    a Run's model, a torch.nn.Module: ids (B, T) → logits (B, T, V)
@@ -72,6 +72,8 @@ if TYPE_CHECKING:
     from attnlm.base.errors import UsageError as UsageError
     from attnlm.base.events import Note as Note
     from attnlm.base.events import Progress as Progress
+    from attnlm.base.heads import HeadEntry as HeadEntry
+    from attnlm.base.heads import list_heads as list_heads
     from attnlm.base.own_code import accept_code as accept_code
     from attnlm.config.recipes import RecipeEntry as RecipeEntry
     from attnlm.config.recipes import list_recipes as list_recipes
@@ -130,6 +132,7 @@ _NAMES = {
     "base.errors": "AttnlmError UsageError",
     "base.events": "Note Progress",
     "base.own_code": "accept_code",
+    "base.heads": "HeadEntry list_heads",
     "config.recipes": "RecipeEntry list_recipes",
     "data.batches": "Batches",
     "data.dataset": "Dataset DatasetEntry list_datasets open_dataset",

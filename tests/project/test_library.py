@@ -20,6 +20,7 @@ from attnlm.base.setting_fields import describe_settings, help_of
 from attnlm.config.settings import RECORD_OF
 from attnlm.generation.sampling_config import SAMPLING
 from tests.kit import command, quick_run
+from tests.project.documents import text_of, write_files
 
 SMALL: dict[str, Any] = {"model": "single-head", "embed_dim": 8, "block_size": 8, "seed": 1}
 
@@ -86,7 +87,7 @@ def small_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("examples")
     (folder / "tales.txt").write_text("Once upon a time there was a fox.\n354+81=12+7\n" * 60)
     (folder / "my-novel.txt").write_text("It was a dark and stormy night. " * 900)
-    shutil.copy(Path(__file__).parents[2] / "examples" / "temperature.py", folder / "mine.py")
+    write_files(text_of("docs/own-part.md"), folder)
     dataset = attnlm.prepare(folder / "tales.txt", data_dir=folder / "data", name="tales-char")
     for model in ("bigram", "transformer", "multi-head"):
         quick_run(dataset, model, block_size=16, steps=2)

@@ -15,6 +15,7 @@ import pytest
 import attnlm
 from attnlm.base.atomic_folders import locked_for_training
 from attnlm.base.formatting import age
+from attnlm.base.heads import head_names
 from attnlm.cli.console import print_table
 from attnlm.config.recipes import list_recipes, load_sizes, recipe_names
 from attnlm.runs.ladder_plan import LadderPlan
@@ -49,9 +50,9 @@ def listed(project: Path, *arguments: str) -> Any:
     return json.loads(command("list", *arguments, "--json", cwd=project).stdout)
 
 
-def test_runs_data_sets_and_recipes_are_listed(project: Path) -> None:
+def test_runs_data_sets_recipes_and_heads_are_listed(project: Path) -> None:
     facts = listed(project)
-    assert list(facts) == ["runs", "datasets", "recipes"]
+    assert list(facts) == ["runs", "datasets", "recipes", "heads"]
     second, first = facts["runs"]
     assert (second["name"], second["parent"]) == ("second", "first")
     assert second["is_latest"] and not first["is_latest"] and first["parent"] is None
@@ -69,7 +70,8 @@ def test_runs_data_sets_and_recipes_are_listed(project: Path) -> None:
     for text in ("second*", "fruits-char", "just now"):
         assert text in done.stdout, text
     assert "shakespeare-best" not in done.stdout  # which would scroll the runs away
-    for kind in ("runs", "datasets", "recipes"):
+    assert [entry["name"] for entry in facts["heads"]] == head_names()
+    for kind in facts:
         assert list(listed(project, kind)) == [kind]
 
 

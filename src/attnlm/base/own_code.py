@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.heads import head_code, head_names, is_head
 from attnlm.base.suggestions import suggestion
 
 ANY_MODULE = "*"
@@ -164,9 +165,11 @@ def accept_code(path: str | Path) -> None:
 def named_code(text: str) -> OwnCode:
     """Return the code that the user named, as in `mine.py:Temperature`, with a path to the file.
 
-    The name may be left out if the file has a single class. Raises UsageError if the text does not
+    A head of the library has a name of its own, such as `alibi`. The name of a class may be left
+    out if the file has a single one. Raises UsageError if the text does not
     name code, AttnlmError if the file can't be read.
     """
+    text = head_code(text) or text
     file, _, name = text.rpartition(":")
     if text.endswith(".py") and (path := Path(text).expanduser()).is_file():
         with contextlib.suppress(SyntaxError):
@@ -174,7 +177,8 @@ def named_code(text: str) -> OwnCode:
             classes = [node.name for node in parsed.body if isinstance(node, ast.ClassDef)]
             file, name = text, classes[0] if len(classes) == 1 else ""
     if not file.endswith(".py") or not name.isidentifier():
-        raise UsageError(f"{text!r} does not name code", "write FILE.py:NAME, as in mine.py:MyHead")
+        hint = suggestion(text, head_names(), "write FILE.py:NAME, as in mine.py:MyHead")
+        raise UsageError(f"{text!r} does not name code", hint)
     path = Path(file).expanduser().absolute()
     if not path.is_file():
         raise AttnlmError(f"there is no file {file}", "check the path; the name follows after `:`")
@@ -184,7 +188,9 @@ def named_code(text: str) -> OwnCode:
 
 def is_code_name(value: object) -> bool:
     """Return True for a text that can only be meant as the name of own code."""
-    return isinstance(value, str) and (value.endswith(".py") or ".py:" in value)
+    if not isinstance(value, str):
+        return False
+    return value.endswith(".py") or ".py:" in value or head_code(value) is not None
 
 
 def allow_call(content: bytes, name: str) -> str:
@@ -266,6 +272,7 @@ def _accepted_calls(sha256: str) -> set[str]:
     """Return what may be called of a file; empty if it may not run."""
     lines = (line.strip().split("  ") for line in _read_list().split("\n"))
     listed = {words[1] for words in lines if words[0] == sha256 and len(words) == 3}
+    listed |= {ANY_MODULE} if is_head(sha256) else set()
     return listed | (_SOURCES[sha256].calls if sha256 in _SOURCES else set())
 
 

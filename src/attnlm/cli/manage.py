@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from attnlm.workflows.doctor import Finding
 
 _YOURS = ("runs", "datasets")
-KINDS = (*_YOURS, "recipes")
+KINDS = (*_YOURS, "recipes", "heads")
 
 
 @with_options({})
@@ -38,7 +38,7 @@ def list_(
     data_dir: str,
     json: bool,
 ) -> None:
-    """List runs and data sets, newest first, or list recipes."""
+    """List runs and data sets, newest first, or list recipes or the library of heads."""
     if kind is not None and kind not in KINDS:
         hint = suggestion(kind, KINDS, f"choose from {', '.join(KINDS)}")
         raise UsageError(f"invalid value for KIND: {kind!r}", hint)
@@ -47,6 +47,7 @@ def list_(
         "runs": lambda: attnlm.list_runs(checkpoint_dir, on_event=notes.append),
         "datasets": lambda: attnlm.list_datasets(data_dir, on_event=notes.append),
         "recipes": attnlm.list_recipes,
+        "heads": attnlm.list_heads,
     }
     kinds = (KINDS if json else _YOURS) if kind is None else (kind,)
     listed = {name: list_functions[name]() for name in kinds}
@@ -107,6 +108,10 @@ def _recipe_row(recipe: attnlm.RecipeEntry) -> dict[str, str]:
     }
 
 
+def _head_row(head: attnlm.HeadEntry) -> dict[str, str]:
+    return {"head": head.name, "idea": head.idea, "source": head.source}
+
+
 def _name(entry: attnlm.RunEntry | attnlm.DatasetEntry) -> str:
     mark = "*" if entry.is_latest else ""
     return f"{entry.name}{mark}" + (f" → {entry.link}" if entry.link is not None else "")
@@ -128,15 +133,16 @@ _ROWS: dict[str, Callable[[Any], dict[str, str]]] = {
     "runs": _run_row,
     "datasets": _dataset_row,
     "recipes": _recipe_row,
+    "heads": _head_row,
 }
 _TEXTS = (
     "run", "model", "data", "parent", "data set", "source", "tokenizer", "split",
-    "recipe", "purpose",
+    "recipe", "purpose", "head", "idea",
 )  # fmt: skip
 
 
 def _print_entries(kind: str, entries: Sequence[Any]) -> None:
-    """Print a table of runs, data sets or recipes, then notes about the entries."""
+    """Print a table of runs, data sets, recipes or heads, then notes about the entries."""
     rows = [_ROWS[kind](entry) for entry in entries]
     console.print_table([*rows[0]], [[*row.values()] for row in rows], _TEXTS)
     if kind == "recipes":
@@ -145,6 +151,9 @@ def _print_entries(kind: str, entries: Sequence[Any]) -> None:
             "if measured; R1 to R5 are the reference systems of docs/train.md"
         )
         console.say_next("attnlm train --recipe NAME")
+        return
+    if kind == "heads":
+        console.say_next("attnlm check HEAD", entries[0].command)
         return
     if any(entry.is_latest for entry in entries):
         console.say(f"* used by commands when no {next(iter(rows[0]))} is named")

@@ -13,6 +13,7 @@ from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.folders import is_safe_name
 from attnlm.base.formatting import listed
+from attnlm.base.heads import head_code
 from attnlm.base.own_code import OwnCode
 from attnlm.base.setting_fields import check_value, quoted, read_record, setting
 from attnlm.config.settings import Config, check_files, resolve
@@ -189,9 +190,9 @@ def read_plan(path: Path) -> LadderPlan:
     try:
         codes = {}
         for name, sha256 in plan.codes.items():
-            file = PurePath(name.rpartition(":")[0]).name  # the ladder keeps a copy of the code
-            copy = path.parent / CODE / file
-            codes[name] = OwnCode(f"{file}:{name.rpartition(':')[2]}", copy, str(sha256))
+            file, _, called = (head_code(name) or name).rpartition(":")
+            copy = path.parent / CODE / PurePath(file).name  # the ladder keeps a copy of the code
+            codes[name] = OwnCode(f"{copy.name}:{called}", copy, str(sha256))
         plan = replace(plan, codes=codes)
         plan.check()
     except UsageError as error:

@@ -1,7 +1,8 @@
-"""A convolution in place of attention: each token sees itself and the `size` - 1 before it.
+"""A causal convolution in place of attention: weights depend on distances alone.
 
-attnlm check examples/causal_convolution.py:CausalConvolution
-attnlm train --attention examples/causal_convolution.py:CausalConvolution --set size=8
+Van den Oord et al., 2016, arXiv:1609.03499 (WaveNet)
+
+attnlm train --attention causal-convolution --set size=8
 """
 
 from torch import Tensor, nn
@@ -9,7 +10,7 @@ from torch.nn import functional as F
 
 
 class CausalConvolution(nn.Module):
-    """Map (B, T, C) → (B, T, C) with weights that depend on the distance of tokens only."""
+    """Map (B, T, C) → (B, T, C)."""
 
     def __init__(self, embed_dim: int, size: int = 4) -> None:
         super().__init__()

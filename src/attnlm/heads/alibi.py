@@ -1,7 +1,8 @@
-"""ALiBi (Press et al., 2022): each score falls with the distance of the tokens.
+"""ALiBi: each score falls with the distance of the tokens, in each head at another rate.
 
-attnlm check examples/alibi.py:Alibi --heads 4 --positions none
-attnlm train --scores examples/alibi.py:Alibi --heads 4 --positions none
+Press et al., 2022, arXiv:2108.12409
+
+attnlm train --scores alibi --positions none
 """
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 
 class Alibi(nn.Module):
-    """Map queries and keys (B, H, T, D) to scores (B, H, T, T). attnlm masks the later keys."""
+    """Map queries and keys (B, H, T, D) to scores (B, H, T, T)."""
 
     slopes: Tensor
 

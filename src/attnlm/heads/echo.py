@@ -1,7 +1,8 @@
-"""An idea of your own: look for the newest token in the past, and read what came after it.
+"""Echo: look for the newest token in the past, and read what came after it.
 
-attnlm check examples/echo.py:Echo --heads 4
-attnlm train --attention examples/echo.py:Echo --heads 4 --set shift=0
+Olsson et al., 2022, arXiv:2209.11895 (smeared keys); here keys are wholly of the token before
+
+attnlm train --attention echo
 """
 
 from torch import Tensor, nn
