@@ -55,7 +55,7 @@ class PrepareOptions:
         "number of training examples of a task; default: 20,000", at_least=1, at_most=1_000_000
     )
     length: int | None = setting(
-        "length of a task's questions, in letters, bits, brackets or pairs; default: 4 to 12"
+        "length of a task's questions, in letters, bits, brackets, pairs or names; default: 2 to 16"
     )
     digits: int | None = setting("digits of the numbers of addition; default: 3")
 

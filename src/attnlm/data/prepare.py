@@ -85,10 +85,11 @@ def prepare(
     the answers only. They are read from records whose columns `prompt_column` and `answer_column`
     hold the questions and answers; without `answer_column`, the first holds lists of messages, each
     with a role and a content. Or `source` names a task: copy, reverse, sort, addition,
-    modular-addition, parity, brackets or recall, with a number of training `examples` (default:
-    20,000) and the `length` of a question in letters, bits, brackets or pairs, or for addition the
-    `digits` of its numbers. The examples depend only on their number and size: they are the same on
-    every machine, no question is in both splits, and the file longer.jsonl has longer ones.
+    modular-addition, parity, running-parity, brackets, closing, recall, induction, selective-copy
+    or facts, with a number of training `examples` (default: 20,000) and the `length` of a question
+    in letters, bits, brackets, pairs or names, or for addition the `digits` of its numbers. The
+    examples depend only on their number and size: they are the same on every machine, no question
+    is in both splits, and the file longer.jsonl has longer ones.
 
     A data set with the same content is left unchanged; a data set with other content is replaced
     only if `force` is true. A new data set appears at its path when it is complete; a preparation

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from string import ascii_lowercase
@@ -16,6 +18,8 @@ _VALIDATION_FRACTION = 0.1
 _MOST_VALIDATION = 1000
 _LONGER = 200  # examples
 _MOST_REPEATED = 20  # times as many questions in a row that were drawn before as questions found
+_FACTS = 256
+_ASKED = 4  # letters of induction
 _BRACKETS = ("()", "[]", "{}")
 
 Below = Callable[[int], int]
@@ -28,13 +32,14 @@ class Task(NamedTuple):
     """A kind of question.
 
     A question ends with the text that separates it from its answer. `setting` is the name of the
-    size, "" for a task without a size, which is between 1 and `largest`.
+    size, "" for a task without a size, which is between `smallest` and `largest`.
     """
 
     draw: Draw
     setting: str = "length"
     size: int = 8
     largest: int = 64
+    smallest: int = 1
     question_end: str = "="
 
 
@@ -63,6 +68,26 @@ def _draw_parity(below: Below, length: int) -> tuple[str, str]:
     return bits, str(bits.count("1") % 2)
 
 
+def _draw_running_parity(below: Below, length: int) -> tuple[str, str]:
+    """Draw bits, and as the answer for each whether the number of ones so far is odd."""
+    bits = [below(2) for _ in range(length)]
+    return "".join(map(str, bits)), "".join(str(n % 2) for n in itertools.accumulate(bits))
+
+
+def _draw_closing(below: Below, length: int) -> tuple[str, str]:
+    """Draw brackets of which some stay open, and as the answer those that close them."""
+    brackets: list[str] = []
+    missing: list[str] = []
+    while len(brackets) < length:
+        if len(missing) > 1 and not below(4):  # the first one stays open
+            brackets.append(missing.pop())
+        else:
+            kind = _BRACKETS[below(len(_BRACKETS))]
+            brackets.append(kind[0])
+            missing.append(kind[1])
+    return "".join(brackets), "".join(reversed(missing))
+
+
 def _draw_brackets(below: Below, length: int) -> tuple[str, str]:
     """Draw balanced brackets and, in half of the cases, exchange one, which unbalances them."""
     brackets: list[str] = []
@@ -80,6 +105,37 @@ def _draw_brackets(below: Below, length: int) -> tuple[str, str]:
     other_brackets = [bracket for bracket in "".join(_BRACKETS) if bracket != brackets[place]]
     brackets[place] = other_brackets[below(len(other_brackets))]
     return "".join(brackets), "no"
+
+
+def _draw_selective_copy(below: Below, length: int) -> tuple[str, str]:
+    """Draw letters among as many dots, and the letters alone as the answer."""
+    letters = [ascii_lowercase[below(26)] for _ in range(length)]
+    left = iter(letters)
+    places = _shuffle(below, "x" * length + "." * length)
+    return "".join(next(left) if place == "x" else "." for place in places), "".join(letters)
+
+
+def _draw_induction(below: Below, length: int) -> tuple[str, str]:
+    """Draw different letters, and as the answer pairs of a letter and the one behind it."""
+    letters = _shuffle(below, ascii_lowercase)[:length]
+    pairs = [one + following for one, following in itertools.pairwise(letters)]
+    return "".join(letters), "".join(_shuffle(below, pairs)[:_ASKED])
+
+
+def _draw_facts(below: Below, names: int) -> tuple[str, str]:
+    """Draw names, and the value of each as the answer. The values are the same in all questions."""
+    values = _values_of_names()
+    drawn = [below(len(values)) for _ in range(names)]
+    name_of = [ascii_lowercase[number // 16] + ascii_lowercase[number % 16] for number in drawn]
+    return "".join(name_of), "".join(values[number] for number in drawn)
+
+
+@functools.cache
+def _values_of_names() -> list[str]:
+    words = uniform_words("attnlm values 1")
+    return [
+        "".join(ascii_lowercase[random_below(words, 26)] for _ in range(2)) for _ in range(_FACTS)
+    ]
 
 
 def _draw_recall(below: Below, length: int) -> tuple[str, str]:
@@ -103,6 +159,11 @@ TASKS = {
     "parity": Task(_draw_parity, size=10),
     "brackets": Task(_draw_brackets, size=12),
     "recall": Task(_draw_recall, size=4, largest=26, question_end=""),
+    "induction": Task(_draw_induction, size=12, largest=26, smallest=2, question_end=""),
+    "selective-copy": Task(_draw_selective_copy),
+    "running-parity": Task(_draw_running_parity, size=16),
+    "closing": Task(_draw_closing, size=12),
+    "facts": Task(_draw_facts, size=2),
 }
 
 
@@ -119,10 +180,10 @@ def generate_examples(
     """
     task = TASKS[name]
     size = task.size if size is None else size
-    if task.setting and not 1 <= size <= task.largest:
+    if task.setting and not task.smallest <= size <= task.largest:
         raise UsageError(
             f"invalid value for `{task.setting}`: {size}",
-            f"{name} takes a number from 1 to {task.largest}",
+            f"{name} takes a number from {task.smallest} to {task.largest}",
         )
     if name == "brackets" and size % 2:
         raise UsageError("brackets of an odd `length` are never balanced", f"use {size + 1}")
@@ -148,12 +209,12 @@ def _draw_examples(name: str, size: int, most: int) -> list[str]:
         question, answer = task.draw(lambda n: random_below(words, n), size)
         repeated = repeated + 1 if question in answers else 0
         answers[question] = answer
-    if name == "recall":
+    if name in ("recall", "induction"):
         return [_turn_per_letter(*drawn) + ANSWER_END for drawn in answers.items()]
     end = task.question_end + TURN
     return [question + end + answer + ANSWER_END for question, answer in answers.items()]
 
 
 def _turn_per_letter(question: str, answer: str) -> str:
-    """Return the question with each letter of the answer, which asks for the letter's digit."""
+    """Return the question with each letter of the answer, which asks for what follows the letter."""
     return question + TURN.join(answer)
