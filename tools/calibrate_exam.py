@@ -1,78 +1,43 @@
-"""Measure how steadily the exam's standard model learns each task: one line of JSON per training.
+"""Measure how much the exam's scores of the standard model depend on the seed.
 
-python tools/calibrate_exam.py OUTPUT.jsonl SUITE.json SEED…
-SUITE.json is a list of records: `task`, its `size`, `steps`, and further settings of the training.
+    python tools/calibrate_exam.py FOLDER TASK,… SEED…
+
+Each score stands in its line as soon as it is known; the last lines are the range of each task.
+A suite is good if the means lie between 40 and 90, and each range has at most 10 points.
 """
 
 from __future__ import annotations
 
-import json
 import sys
-import tempfile
-import time
 from pathlib import Path
-from typing import Any
 
 import torch
 
 import attnlm
-from attnlm.text.tasks import TASKS
-
-STANDARD = {
-    "model": "transformer",
-    "positions": "learned",
-    "layers": 2,
-    "embed_dim": 64,
-    "heads": 4,
-    "batch_size": 64,
-    "examples_per_window": 1,
-    "schedule": "constant",
-    "warmup": 10,
-    "threads": 1,
-    "device": "cpu",
-    "eval_tokens": 8192,
-}
-
-
-def measure(row: dict[str, Any], seed: int, folder: Path) -> dict[str, Any]:
-    """Train the standard model on a task, and return its scores at each evaluation."""
-    task, size = row["task"], row["size"]
-    sizes = {TASKS[task].setting: size} if TASKS[task].setting else {}
-    dataset = attnlm.prepare(
-        task, name=f"{task}-{size}", data_dir=folder / "data", examples=row["examples"], **sizes
-    )
-    assert dataset.val_examples is not None
-    block_size = dataset.val_examples.longest - 1
-    given = {k: v for k, v in row.items() if k not in ("task", "size", "examples", "label")}
-    found: list[Any] = []
-    began = time.perf_counter()
-    attnlm.train(
-        dataset,
-        **{"block_size": block_size, **STANDARD, **given, "seed": seed},
-        checkpoint_dir=folder / "checkpoints",
-        on_event=lambda event: found.append(event) if isinstance(event, attnlm.Evaluated) else None,
-    )
-    seconds = time.perf_counter() - began
-    return {
-        **row,
-        "seed": seed,
-        "seconds": round(seconds, 1),
-        "steps_at": [e.step for e in found],
-        "loss": [round(e.val_loss, 4) for e in found],
-        "accuracy": [round(e.accuracy, 4) for e in found],
-        "guess": dataset.bigram_loss,
-    }
+from attnlm.base.events import ignore
+from attnlm.runs.exam_plan import STANDARD, SUITE
+from attnlm.see.exam_card import TaskResult
+from attnlm.workflows.exam import prepared, trained
 
 
 def main() -> None:
-    output, suite, *seeds = sys.argv[1:]
+    root, tasks, *seeds = sys.argv[1:]
+    folder = Path(root)
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        for seed in map(int, seeds):
-            for row in json.loads(Path(suite).read_text()):
-                line = json.dumps(measure({"examples": 20000, **row}, seed, Path(folder)))
-                with Path(output).open("a") as file:
-                    print(line, file=file)
+    scores: dict[str, list[float]] = {}
+    for seed in map(int, seeds):
+        for task in SUITE if tasks == "all" else tasks.split(","):
+            dataset = prepared(task, folder)
+            model = {**STANDARD.model, "threads": 1}
+            runs = trained(task, dataset, model, folder, [seed], title="", on_event=ignore)
+            (score,) = TaskResult(task, dataset, [], runs).scores("standard")
+            seconds = runs[0].evaluations()[-1].seconds
+            scores.setdefault(task, []).append(score)
+            print(f"{task:<18}seed {seed}  {score:5.1f}  {seconds:5.1f} s", flush=True)
+    print(f"attnlm {attnlm.__version__}, PyTorch {torch.__version__}, one thread")
+    for task, of in scores.items():
+        mean, low, high = sum(of) / len(of), min(of), max(of)
+        print(f"{task:<18}mean {mean:5.1f}  {low:5.1f} to {high:5.1f}  range {high - low:4.1f}")
 
 
 if __name__ == "__main__":

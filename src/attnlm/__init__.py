@@ -7,6 +7,7 @@
     evaluate      a Run's loss on a validation split
     generate      a Run's answers to questions; `answer_pairs` compares them with the right ones
     ladder        several models, trained on the same batches and compared
+    exam          what a part or model can do, task by task, beside the standard one
     attend        what each head of a Run attends to in a text: arrays, labelled with tokens
     check         what holds for a class or function of your own, before it is trained
     accept_code   lets the own code of somebody's run run here, once you read it
@@ -95,6 +96,7 @@ if TYPE_CHECKING:
     from attnlm.see.attend import attend as attend
     from attnlm.see.comparison import Comparison as Comparison
     from attnlm.see.comparison import Group as Group
+    from attnlm.see.exam_card import Exam as Exam
     from attnlm.see.heads import HeadsOverTraining as HeadsOverTraining
     from attnlm.see.heads import HeadsReport as HeadsReport
     from attnlm.see.heads import heads as heads
@@ -121,6 +123,7 @@ if TYPE_CHECKING:
     from attnlm.workflows.estimate import Estimate as Estimate
     from attnlm.workflows.estimate import estimate as estimate
     from attnlm.workflows.evaluate import evaluate as evaluate
+    from attnlm.workflows.exam import exam as exam
     from attnlm.workflows.export import export as export
     from attnlm.workflows.ladder import ladder as ladder
     from attnlm.workflows.save_run import save_run as save_run
@@ -143,6 +146,7 @@ _NAMES = {
     "workflows.doctor": "Finding doctor",
     "workflows.estimate": "Estimate estimate",
     "workflows.evaluate": "evaluate",
+    "workflows.exam": "exam",
     "workflows.export": "export",
     "workflows.ladder": "ladder",
     "workflows.save_run": "save_run",
@@ -154,6 +158,7 @@ _NAMES = {
     "runs.run": "Run open_run",
     "see.attend": "Attention attend",
     "see.comparison": "Comparison Group",
+    "see.exam_card": "Exam",
     "see.heads": "HeadsOverTraining HeadsReport heads heads_over_training",
     "see.patch": "Patching patch",
     "see.progress_bar": "ProgressBar",

@@ -66,6 +66,8 @@ def shortened(words: list[str]) -> list[str]:
         options += ["--budget", "0.1s"] if "--budget" in words else ["--steps", "1"]
     if "--resume" in words and "--steps" in words:
         options += ["--steps", str(int(words[words.index("--steps") + 1]) // 100)]
+    if words[0] == "exam" and "--resume" not in words:
+        options += ["--tasks", "copy", "--seeds", "1"]
     if "--seeds" in words:
         options += ["--seeds", "2"]
     if "--tune" in words:  # five trainings for each rung

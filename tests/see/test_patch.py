@@ -145,8 +145,7 @@ def test_heads_of_a_whole_model_from_outside(dataset: Dataset) -> None:
 
 
 def test_a_part_without_softmax_has_no_heads(dataset: Dataset) -> None:
-    head = f"{EXAMPLES / 'linear_attention.py'}:LinearAttention"
-    run = quick_run(dataset, "transformer:layers=2", attention=head)
+    run = quick_run(dataset, "transformer:layers=2", attention="linear-attention")
     found = attnlm.patch(CLEAN, CORRUPTED, run, answers=("a", "s"))
     assert not found.heads.size
     assert found.attention.shape == found.mlp.shape == (2, len(CLEAN))

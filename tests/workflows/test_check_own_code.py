@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import attnlm
+from attnlm.base.own_code import named_code
 from attnlm.runs.manage import run_entry
 from tests import own_code
 from tests.kit import command
@@ -225,9 +226,9 @@ def test_the_command_shows_findings_and_fails_if_training_would(code: Path, tmp_
 
 
 def test_a_file_with_one_class_needs_no_name(tmp_path: Path) -> None:
-    example = Path(__file__).parents[2] / "examples" / "linear_attention.py"
+    example = named_code("linear-attention").path
     done = command("check", example, "--embed-dim", 8, "--heads", 2, cwd=tmp_path)
-    assert "LinearAttention" in done.stdout
+    assert "linear_attention.py:LinearAttention" in done.stdout
 
 
 # --- Training what is not causal ------------------------------------------------------------------

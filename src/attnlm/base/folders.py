@@ -39,6 +39,7 @@ _FORBIDDEN = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f]')
 KINDS = {
     "run": ("config.json", CHECKPOINT_DIR, "--checkpoint-dir", "train one: attnlm train"),
     "ladder": ("ladder.json", CHECKPOINT_DIR, "--checkpoint-dir", "start one: attnlm ladder"),
+    "exam": ("exam.json", CHECKPOINT_DIR, "--checkpoint-dir", "take one: attnlm exam"),
     "data set": ("meta.json", DATA_DIR, "--data-dir", "prepare one: attnlm prepare"),
 }
 # What to do with a thing of another kind: (the kind that is needed, that of the thing).

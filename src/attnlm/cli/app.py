@@ -13,6 +13,7 @@ import attnlm
 from attnlm.base.suggestions import our_name
 from attnlm.cli import console
 from attnlm.cli.compare import compare
+from attnlm.cli.exam import exam
 from attnlm.cli.import_export import export, import_
 from attnlm.cli.ladder import ladder
 from attnlm.cli.manage import check, doctor, list_
@@ -24,7 +25,7 @@ from attnlm.cli.train import train
 
 _COMMANDS: dict[str, tuple[Any, ...]] = {
     "Start here": (prepare, train, sample),
-    "Look inside": (check, eval_, ladder, compare, attend, trace, heads, patch, report),
+    "Look inside": (check, eval_, exam, ladder, compare, attend, trace, heads, patch, report),
     "Manage": (list_, doctor),
     "Other tools": (export, import_),
 }

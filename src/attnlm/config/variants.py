@@ -28,9 +28,9 @@ SHARED = ("seed", "steps", "budget", "eval_every", "eval_tokens", "processes")
 
 def named_codes(variants: Iterable[str]) -> dict[str, OwnCode]:
     """Return the own code that a user has named in variants, by its name there."""
-    words = (word for name in variants for word in split_variant(name) if is_code_name(word))
+    words = (word for name in variants for word in split_variant(name))
     names = (word.partition("=")[2].strip() or word for word in words)
-    return {name: named_code(name) for name in names}
+    return {name: named_code(name) for name in names if is_code_name(name)}
 
 
 def variant(name: str, codes: Mapping[str, OwnCode] | None = None) -> Settings:

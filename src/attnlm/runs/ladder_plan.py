@@ -169,9 +169,24 @@ class LadderPlan:
         plan["codes"] = {name: code.sha256 for name, code in self.codes.items()}
         about = {"format": _FORMAT, "attnlm": attnlm.__version__}
         files.write_json(folder / RECORD, {**about, **plan})
-        for code in self.codes.values():
-            (folder / CODE).mkdir(exist_ok=True)
-            files.write_bytes(folder / CODE / code.file, code.content())
+        keep_codes(self.codes, folder)
+
+
+def keep_codes(codes: Mapping[str, OwnCode], folder: Path) -> None:
+    """Write copies of the files of own code to a ladder's folder."""
+    for code in codes.values():
+        (folder / CODE).mkdir(exist_ok=True)
+        files.write_bytes(folder / CODE / code.file, code.content())
+
+
+def kept_codes(hashes: Mapping[str, Any], folder: Path) -> dict[str, OwnCode]:
+    """Return the own code of which a ladder's folder has copies, by its name in variants."""
+    codes = {}
+    for name, sha256 in hashes.items():
+        file, _, called = (head_code(name) or name).rpartition(":")
+        copy = folder / CODE / PurePath(file).name
+        codes[name] = OwnCode(f"{copy.name}:{called}", copy, str(sha256))
+    return codes
 
 
 SETTINGS: dict[str, type] = {
@@ -188,12 +203,7 @@ def read_plan(path: Path) -> LadderPlan:
     hint = "start a new ladder with another `name`"
     plan = read_record(LadderPlan, path, format=_FORMAT, hint=hint)
     try:
-        codes = {}
-        for name, sha256 in plan.codes.items():
-            file, _, called = (head_code(name) or name).rpartition(":")
-            copy = path.parent / CODE / PurePath(file).name  # the ladder keeps a copy of the code
-            codes[name] = OwnCode(f"{copy.name}:{called}", copy, str(sha256))
-        plan = replace(plan, codes=codes)
+        plan = replace(plan, codes=kept_codes(plan.codes, path.parent))
         plan.check()
     except UsageError as error:
         raise AttnlmError(f"{path} is not valid: {error.message}", hint) from None

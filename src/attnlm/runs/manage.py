@@ -11,6 +11,7 @@ from typing import Any
 from attnlm.base.atomic_folders import is_locked
 from attnlm.base.events import OnEvent
 from attnlm.base.folders import CHECKPOINT_DIR, FolderEntry, newest_first, read_entry
+from attnlm.runs import exam_plan
 from attnlm.runs.ladder_plan import RECORD, read_plan
 from attnlm.runs.run import open_run
 
@@ -20,11 +21,11 @@ _FILES = ("config.json", "metrics.jsonl", "last.safetensors", "best.safetensors"
 
 @dataclass(frozen=True, kw_only=True)
 class RunEntry(FolderEntry):
-    """An entry of `list_runs`: a run or a ladder, which may be damaged. Values that are unknown or
-    absent are None."""
+    """An entry of `list_runs`: a run, a ladder or an exam, which may be damaged. Values that are
+    unknown or absent are None."""
 
     kind: str = "run"
-    """run or ladder"""
+    """run, ladder or exam"""
     model: str | None = None
     dataset: str | None = None
     parameters: int | None = None
@@ -66,6 +67,10 @@ def list_runs(
 
 def run_entry(path: Path) -> RunEntry | None:
     """Return the entry of the run or ladder in `path`, or None for any other folder."""
+    if os.path.lexists(path / exam_plan.RECORD):
+        entry = RunEntry(name=path.name, path=path, kind="exam", is_training=is_locked(path))
+        read_values = functools.partial(_exam_values, path)
+        return read_entry(entry, (exam_plan.RECORD,), read_values)
     is_ladder = os.path.lexists(path / RECORD)
     if not is_ladder and not any(os.path.lexists(path / name) for name in _FILES):
         return None
@@ -83,6 +88,11 @@ def _ladder_values(path: Path) -> dict[str, Any]:
     plan = read_plan(path)
     names = tuple(run.name for paths in plan.runs(path).values() for run in paths)
     return {"dataset": plan.dataset.name, "steps": plan.steps, "rungs": names}
+
+
+def _exam_values(path: Path) -> dict[str, Any]:
+    plan = exam_plan.read_plan(path)
+    return {"model": plan.candidate, "dataset": f"{len(plan.tasks)} tasks"}
 
 
 def _run_values(path: Path) -> dict[str, Any]:

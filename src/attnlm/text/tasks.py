@@ -216,5 +216,5 @@ def _draw_examples(name: str, size: int, most: int) -> list[str]:
 
 
 def _turn_per_letter(question: str, answer: str) -> str:
-    """Return the question with each letter of the answer, which asks for what follows the letter."""
+    """Return the question with each letter of the answer, which asks for what follows."""
     return question + TURN.join(answer)

@@ -1,0 +1,166 @@
+"""Examine a part or a model: what can it do, task by task, beside the standard one?"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import attnlm
+from attnlm.base.atomic_folders import locked_for_training, move_to_free, numbered_paths, workspace
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.events import Note, OnEvent, ignore
+from attnlm.base.folders import CHECKPOINT_DIR, check_name, command_for, find_folder
+from attnlm.base.heads import list_heads
+from attnlm.base.own_code import is_code_name, own_traceback
+from attnlm.base.setting_fields import Settings
+from attnlm.config.settings import resolve_new, with_own_code
+from attnlm.config.variants import named_codes, split_variant, variant
+from attnlm.data.dataset import Dataset
+from attnlm.data.prepare import prepare
+from attnlm.model.own_arguments import infer_kind
+from attnlm.runs.exam_plan import STANDARD, SUITE, ExamPlan, read_plan, training_settings
+from attnlm.runs.run import Run
+from attnlm.see.exam_card import Exam, TaskResult, judged
+from attnlm.workflows.check_own_code import check_required
+from attnlm.workflows.train_all import reason_of_failure, train_all
+
+_TEXT_CONTEXT = 64  # tokens
+_VOCAB_SIZE = 65  # in which a candidate is checked
+
+
+def exam(
+    candidate: str | Callable[..., Any] | None = None,
+    *,
+    part: str | None = None,
+    tasks: str | Sequence[str] | None = None,
+    seeds: int = 3,
+    seed: int = 1,
+    name: str | None = None,
+    resume: str | Path | None = None,
+    checkpoint_dir: str | Path = CHECKPOINT_DIR,
+    on_event: OnEvent | None = None,
+) -> Exam:
+    """Train a candidate and the standard model on each task of a fixed suite, and compare them.
+
+        card = attnlm.exam("alibi", tasks=["copy", "sort"], seeds=1)
+        print(card.verdict)
+
+    `candidate` is a class, its name as in `mine.py:Temperature`, a head of the library, or a
+    variant such as `transformer:positions=none`. `part` says what code is: attention, mlp, scores
+    or model; by default, its arguments tell. `tasks` are some of the suite's; default: all. Both
+    models are trained on the same batches with the same `seeds`, from `seed` on. The runs are in
+    the folder `name` (default: exam-001, …); those of the standard model are kept for later exams.
+    `resume` names an exam that was stopped. `on_event` receives all events of `train`.
+
+    A task in which the candidate's training diverges or its code raises an error is `failed`; the
+    others are trained and compared. Raises AttnlmError (UsageError for invalid arguments), and
+    NotCausalError for a candidate that depends on later tokens.
+    """
+    root, on_event = Path(checkpoint_dir), on_event or ignore
+    if resume is not None:
+        path = find_folder(resume, root, kind="exam")
+        plan = read_plan(path)
+    elif candidate is None:
+        raise UsageError("no candidate", "name a file, a head of the library, or a variant")
+    else:
+        listed = tasks.split(",") if isinstance(tasks, str) else tasks or SUITE
+        plan = replace(_plan(candidate, part), tasks=tuple(listed), seeds=seeds, seed=seed)
+        plan.check()
+        text = resolve_new({}, {**plan.model, "block_size": _TEXT_CONTEXT})
+        check_required(text.config, _VOCAB_SIZE)
+        path = _new_folder(plan, name, root)
+    hint = "wait until that process ends, or stop it, or start another exam"
+    with locked_for_training(path, hint):
+        try:
+            return Exam(plan, path, judged(_results(plan, path, on_event)))
+        except KeyboardInterrupt:
+            again = command_for("attnlm exam --resume", path)
+            on_event(Note(f"stopped; the models trained so far are saved: {again}"))
+            raise
+
+
+def _plan(candidate: str | Callable[..., Any], part: str | None) -> ExamPlan:
+    """Return the plan for a candidate. Raises UsageError if it is none."""
+    if isinstance(candidate, str) and not is_code_name(split_variant(candidate)[0]):
+        codes = named_codes([candidate])
+        variant(candidate, codes)
+        return ExamPlan(candidate=candidate, codes=codes)
+    code: Any = with_own_code({"model": candidate})["model"]
+    kind = part or infer_kind(code)
+    if kind not in ("attention", "mlp", "scores", "model"):
+        hint = "use attention, mlp, scores or model"
+        raise UsageError(f"invalid value for `part`: {kind!r}", hint)
+    positions = "learned"
+    for head in list_heads():
+        if str(candidate).replace("_", "-") == head.name and "--positions none" in head.command:
+            positions = "none"  # the head has its own
+    return ExamPlan(candidate=str(code), part=kind, codes={str(code): code}, positions=positions)
+
+
+def _new_folder(plan: ExamPlan, name: str | None, root: Path) -> Path:
+    """Create the folder of a new exam and return its path. The folder never lacks the plan."""
+    if name is not None:
+        check_name(name)
+    with workspace(root) as work:
+        new = work / "new"
+        new.mkdir()
+        plan.write(new)
+        places = numbered_paths(root, "exam") if name is None else [root / name]
+        try:
+            return move_to_free(new, places)
+        except FileExistsError:
+            hint = f"choose another `name`, or resume it: attnlm exam --resume {name}"
+            raise AttnlmError(f"{root / str(name)} exists", hint) from None
+
+
+def _results(plan: ExamPlan, path: Path, on_event: OnEvent) -> list[TaskResult]:
+    """Train both models on each task, or take the runs that are there."""
+    kept = path.parent / f"exam-standard-{attnlm.__version__}"
+    if not kept.is_dir():
+        _new_folder(STANDARD, kept.name, path.parent)
+    seeds = range(plan.seed, plan.seed + plan.seeds)
+    results = []
+    for number, task in enumerate(plan.tasks, 1):
+        dataset = prepared(task, kept)
+        train = functools.partial(trained, task, dataset, seeds=seeds, on_event=on_event)
+        title = f"task {number} of {len(plan.tasks)}: {task}"
+        standard = train(STANDARD.model, kept, title=f"{title}, standard")
+        candidate: list[Run] = []
+        failed = None
+        try:
+            candidate = train(plan.model, path, title=f"{title}, {plan.candidate}")
+        except Exception as error:  # noqa: BLE001 - own code may raise anything
+            failed = reason_of_failure(error, plan.model)
+            for line in (own_traceback(error) or "").splitlines():
+                on_event(Note(line))
+            on_event(Note(f"{task} failed: {failed}"))
+        results.append(TaskResult(task, dataset, candidate, standard, failed))
+    return results
+
+
+def prepared(task: str, folder: Path) -> Dataset:
+    """Return the data set of a task, which stands beside the standard model's runs."""
+    exercise = SUITE[task]
+    return prepare(exercise.source, name=task, data_dir=folder / "data", **exercise.sizes)
+
+
+def trained(
+    task: str,
+    dataset: Dataset,
+    model: Settings,
+    folder: Path,
+    seeds: Iterable[int],
+    *,
+    title: str,
+    on_event: OnEvent,
+) -> list[Run]:
+    """Return the runs of a model on a task, one for each seed."""
+    splits = [s for s in (dataset.train_examples, dataset.val_examples) if s is not None]
+    context = max((split.longest - 1 for split in splits), default=_TEXT_CONTEXT)
+    trainings = {
+        f"{task}-seed-{seed}": {**model, **training_settings(task, context, seed)} for seed in seeds
+    }
+    return [*train_all(trainings, dataset, folder, on_event, title).values()]

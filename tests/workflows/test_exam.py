@@ -1,0 +1,191 @@
+"""The exam: a candidate beside the standard model, task by task."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import attnlm
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.runs import exam_plan
+from attnlm.runs.exam_plan import SUITE, Exercise
+from attnlm.see.exam_card import TaskResult, judged
+from attnlm.workflows.check_own_code import NotCausalError
+from tests.kit import command, try_command
+
+FAILS_IN_SORT = """
+import torch
+from torch import nn
+
+class Fails(nn.Module):
+    def __init__(self, embed_dim, block_size):
+        super().__init__()
+        self.mix = nn.Linear(embed_dim, embed_dim)
+        self.block_size = block_size
+
+    def forward(self, x):
+        if self.block_size == 11:
+            raise ValueError("a context of 11")
+        return self.mix(x)
+"""
+LEAKS = """
+from torch import nn
+
+class Leaks(nn.Module):
+    def __init__(self, embed_dim):
+        super().__init__()
+        self.mix = nn.Linear(embed_dim, embed_dim)
+
+    def forward(self, x):
+        return self.mix(x.flip(1))
+"""
+
+
+@pytest.fixture
+def small(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, and a suite of three short trainings."""
+    few = {
+        "copy": Exercise("copy", {"length": 4, "examples": 200}, 4, 20, "the same"),
+        "sort": Exercise("sort", {"length": 5, "examples": 200}, 4, 20, "an order"),
+        "facts": Exercise("facts", {"length": 1, "examples": 200}, 4, 20, "memory"),
+    }
+    for name in [*SUITE]:
+        monkeypatch.delitem(SUITE, name)
+    for name, exercise in few.items():
+        monkeypatch.setitem(SUITE, name, exercise)
+    return here
+
+
+def test_a_card_has_scores_verdicts_and_costs(small: Path) -> None:
+    said = command(
+        *("exam", "alibi", "--tasks", "copy,sort", "--seeds", 2, "--json", "--quiet"), cwd=small
+    )
+    card = json.loads(said.stdout)
+    assert (card["candidate"], card["part"], card["seeds"]) == ("alibi.py:Alibi", "scores", 2)
+    assert [one["task"] for one in card["tasks"]] == ["copy", "sort"]
+    folder = small / "checkpoints" / "exam-001"
+    for one in card["tasks"]:
+        run = attnlm.open_run(folder / f"{one['task']}-seed-2")
+        settings = run.config.settings()
+        assert (settings["positions"], settings["scores"]) == ("none", "alibi.py:Alibi")
+        guess = run.open_dataset().bigram_loss or 0.0
+        ways = [max(0.0, 1 - r.val_loss / guess) for r in run.evaluations() if r.step]
+        assert len(ways) == 10
+        assert one["scores"]["candidate"][1] == pytest.approx(100 * statistics.fmean(ways))
+        means = [statistics.fmean(one["scores"][side]) for side in ("candidate", "standard")]
+        assert [one["candidate"], one["standard"]] == pytest.approx(means)
+        assert one["difference"] == pytest.approx(means[0] - means[1])
+        low, high = one["interval"]
+        assert low < one["difference"] < high
+        assert (one["verdict"] == "not shown") == (low < 0 < high)
+    assert card["costs"]["candidate"]["flops"] > 0 < card["costs"]["standard"]["seconds"]
+    assert {"copy", "sort"} == {
+        task for part in card["verdict"].split("; ") for task in part.split(" at ")[1].split(", ")
+    }
+
+
+def test_an_exam_is_one_line_of_the_list_and_the_standards_runs_are_kept(small: Path) -> None:
+    data = attnlm.prepare("copy", name="mine", examples=20)
+    attnlm.train(data, name="mine", steps=2, batch_size=2, block_size=17)
+    attnlm.exam("transformer:positions=none", tasks="copy", seeds=1)
+    kept = next((small / "checkpoints").glob("exam-standard-*/copy-seed-1/last.safetensors"))
+    before = kept.stat()
+    card = attnlm.exam("transformer:kv_heads=1", tasks=["copy"], seeds=1)
+    assert (kept.stat().st_ino, kept.stat().st_mtime) == (before.st_ino, before.st_mtime)
+    assert card.results[0].pair is not None and card.results[0].pair.verdict == "not shown"
+    entries = {entry.name: (entry.kind, entry.model) for entry in attnlm.list_runs()}
+    assert entries["exam-002"] == ("exam", "transformer:kv_heads=1") and len(entries) == 4
+    assert attnlm.open_run().name == "mine" and attnlm.open_dataset().name == "mine"
+    assert "exam-002" in command("list", cwd=small).stdout
+
+
+def test_a_candidate_that_fails_in_a_task_is_examined_in_the_others(small: Path) -> None:
+    (small / "fails.py").write_text(FAILS_IN_SORT)
+    with pytest.raises(UsageError, match="has no task 'copi'"):
+        attnlm.exam("fails.py:Fails", part="attention", tasks="copi")
+    done = try_command(["exam", "fails.py:Fails", "--part", "attention", "--quick", "--name=it"])
+    assert done.code == 1 and "error: 1 of 3 tasks failed: sort" in done.stderr
+    assert 'raise ValueError("a context of 11")' in done.stderr  # from the user's first line on
+    (small / "fails.py").unlink()  # the exam has a copy
+    card = attnlm.exam(resume="it")
+    assert [one.failed is None for one in card.results] == [True, False, True]
+    assert card.results[1].failed == "its code raised ValueError: a context of 11"
+    assert "failed at sort" in card.verdict
+    assert ["failed" in row for row in card.table()[1]] == [False, True, False]
+    with pytest.raises(AttnlmError, match="it exists"):
+        attnlm.exam("alibi", name="it")
+
+
+def test_an_exam_that_was_stopped_goes_on(small: Path) -> None:
+    def stop(event: object) -> None:
+        if isinstance(event, attnlm.Evaluated) and event.step == 4 and len(made()) == 3:
+            raise KeyboardInterrupt
+
+    def made() -> list[Path]:
+        return [*(small / "checkpoints").glob("exam-*/*-seed-*")]
+
+    with pytest.raises(KeyboardInterrupt):
+        attnlm.exam("sinks", tasks="copy,sort", seeds=1, on_event=stop)
+    assert len(made()) == 3
+    card = attnlm.exam(resume="exam-001")
+    again = attnlm.exam("sinks", tasks="copy,sort", seeds=1)
+    assert [one.facts() for one in card.results] == [one.facts() for one in again.results]
+
+
+def test_a_candidate_that_sees_later_tokens_is_refused(small: Path) -> None:
+    (small / "leaks.py").write_text(LEAKS)
+    with pytest.raises(NotCausalError, match="is not causal"):
+        attnlm.exam("leaks.py:Leaks", part="attention")
+    assert not [*(small / "checkpoints").glob("exam*")]
+
+
+def test_the_suite_can_be_prepared() -> None:
+    for name, exercise in SUITE.items():
+        if name != "tales":
+            found = attnlm.text.tasks.generate_examples(
+                exercise.source, examples=10, size=next(iter(exercise.sizes.values()), None)
+            )
+            assert len(found[0]) == 10
+        settings: Any = exam_plan.training_settings(name, 16, 1)
+        assert settings["steps"] % settings["eval_every"] == 0
+
+
+# --- Verdicts -------------------------------------------------------------------------------------
+
+
+DATA: Any = SimpleNamespace(bigram_loss=2.0, floor=1.0)
+
+
+def result(task: str, candidate: list[float], standard: list[float]) -> TaskResult:
+    """A result with these scores."""
+
+    def run(score: float) -> Any:
+        record = SimpleNamespace(step=1, val_loss=2 - score / 100)
+        return SimpleNamespace(evaluations=lambda: [SimpleNamespace(step=0, val_loss=9.0), record])
+
+    return TaskResult(task, DATA, [*map(run, candidate)], [*map(run, standard)])
+
+
+def test_verdicts_say_what_differs_seed_by_seed() -> None:
+    results = judged(
+        [
+            result("copy", [50, 60, 70], [40, 51, 59]),
+            result("sort", [50, 60, 70], [49, 61, 71]),
+            result("facts", [50, 60, 70], [70, 81, 89]),
+            TaskResult("addition", DATA, (), (), failed="it diverged"),
+        ]
+    )
+    found = {one.task: one.facts() for one in results}
+    assert {task: facts["verdict"] for task, facts in found.items()} == {
+        "copy": "better",
+        "sort": "not shown",
+        "facts": "worse",
+        "addition": "failed",
+    }
+    assert found["copy"]["difference"] == pytest.approx(10)
+    assert found["addition"]["interval"] is None
