@@ -204,6 +204,25 @@ def test_heads_that_read_the_same_tensor_are_a_layer(heads: type[nn.Module]) -> 
     assert not without.isclose(model(ids)).all()
 
 
+class Twice(Lecture):
+    """Each map is used twice, also on values of another width, and there are products of others."""
+
+    def mix(self, query: Tensor, x: Tensor) -> Tensor:
+        scores = torch.matmul(input=query, other=x.mT)
+        weights = torch.softmax(scores.masked_fill(LATER, -torch.inf), -1)
+        rows = F.scaled_dot_product_attention(x[0], x[0], x[0])
+        return (weights @ x) * torch.sigmoid(weights @ (2 * x[..., :1])) + weights @ (
+            weights @ rows
+        )
+
+
+def test_a_recording_changes_nothing() -> None:
+    model, ids = Twice(), some_ids(B, T)
+    recorder = record(model, ids)
+    assert recorder.maps.shape == (3, B, 1, T, T)
+    assert recorder.logits.equal(model(ids))
+
+
 def test_hooks_are_removed_after_a_recording() -> None:
     model = small_model("transformer")
     record(model, some_ids(B, T))

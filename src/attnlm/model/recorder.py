@@ -46,12 +46,17 @@ See = Callable[[Site, Tensor], Tensor]
 
 
 def record(
-    model: nn.Module, tokens_BT: Tensor, silenced: Head | None = None, see: See | None = None
+    model: nn.Module,
+    tokens_BT: Tensor,
+    silenced: Head | None = None,
+    see: See | None = None,
+    compute: Callable[[Tensor], Tensor] | None = None,
 ) -> Recorder:
     """Record one forward pass over at most block_size tokens, (B, T).
 
     The output of the head `silenced` is set to zero. `see` receives the activations; by default,
-    they are kept, which takes gigabytes for many heads and a long text.
+    they are kept, which takes gigabytes for many heads and a long text. `compute` is a method of
+    the model that returns the logits (default: the model itself).
     """
     recorder = Recorder(model, len(tokens_BT), silenced, see)
     flush_subnormals()
@@ -59,7 +64,7 @@ def record(
         for module in model.modules():
             hooks.callback(module.register_forward_pre_hook(recorder.enter).remove)
             hooks.callback(module.register_forward_hook(recorder.leave).remove)
-        recorder.logits = model(tokens_BT)
+        recorder.logits = (compute or model)(tokens_BT)
     return recorder
 
 
@@ -67,7 +72,7 @@ class Recorder(TorchFunctionMode):
     """The record of one forward pass of a model over some texts; `record` makes it."""
 
     logits: Tensor
-    """the output of the model, (B, T, V)"""
+    """the output of the model, (B, T, V), or of its method"""
 
     def __init__(
         self, model: nn.Module, texts: int, silenced: Head | None, see: See | None
@@ -77,7 +82,7 @@ class Recorder(TorchFunctionMode):
         self.heads: list[int] = []
         """the number of attention maps in each layer: in each block or, in a whole model of the
         user's, of maps that are computed from the same tensor"""
-        self._see = see or self.activations.setdefault
+        self._see = see or self._keep
         self._silenced = silenced
         self._texts = texts
         self._kinds: dict[nn.Module | None, str] = {}  # of the outputs of blocks and their modules
@@ -90,6 +95,10 @@ class Recorder(TorchFunctionMode):
         self._read: Tensor | None = None  # by the last map
         self._map: tuple[Tensor, Site, torch.Size] | None = None
         """the last map, as the model has it, its Site, and its shape by heads"""
+
+    def _keep(self, site: Site, x: Tensor) -> Tensor:
+        self.activations[site] = x
+        return x
 
     def enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         """Keep the input of a module while the module runs."""
@@ -109,12 +118,13 @@ class Recorder(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention:
+        left = args[0] if args else kwargs.get("input", kwargs.get("query"))
+        if func is F.scaled_dot_product_attention and left.dim() in (3, 4):
             return self._attention(*args, **kwargs)
         result = func(*args, **kwargs)
-        if func in SOFTMAX:
+        if func in _SOFTMAX:
             return self._used_map(result)
-        return self._used_product(args[0], result) if func in PRODUCTS else result
+        return self._used_product(left, result) if func in _PRODUCTS else result
 
     def _attention(
         self,
@@ -175,10 +185,13 @@ class Recorder(TorchFunctionMode):
         return result
 
     def _used_product(self, left: object, mixed: Tensor) -> Tensor:
-        """Return what the model uses as a product of `left`, which may be the last map."""
+        """Return what the model uses as a product of `left`, which may be the last map.
+
+        The first product of a map is the mixture of the values.
+        """
         if self._map is None or left is not self._map[0]:
             return mixed
-        _, site, shape = self._map
+        (_, site, shape), self._map = self._map, None
         shape = mixed.shape[:3] if mixed.dim() == 4 else shape
         seen = self._see(site._replace(kind="mixed"), mixed.reshape(*shape, -1))
         return seen.view_as(mixed)
@@ -203,8 +216,8 @@ class Recorder(TorchFunctionMode):
         return torch.stack([self.layer(number)["maps"] for number in range(len(self.heads))])
 
 
-SOFTMAX = {torch.softmax, F.softmax, Tensor.softmax}
-PRODUCTS = {torch.matmul, Tensor.matmul, torch.bmm, Tensor.bmm}
+_SOFTMAX = {torch.softmax, F.softmax, Tensor.softmax}
+_PRODUCTS = {torch.matmul, Tensor.matmul, torch.bmm, Tensor.bmm}
 
 
 class NotRecordedError(AttnlmError):

@@ -212,12 +212,14 @@ def _add_recovered(
     places: dict[Site, Tensor] = {}  # activations of the clean and of the corrupted pass
 
     def keep(site: Site, x: Tensor) -> Tensor:
-        return places.setdefault(site, x.clone()) if site.kind in _PATCHED else x
+        if site.kind in _PATCHED:
+            places[site] = x.clone()
+        return x
 
     def difference(logits_BV: Tensor) -> Tensor:
         return logits_BV[:, answers[0]] - logits_BV[:, answers[1]]
 
-    logits_2V = record(model, texts_2T, see=keep).logits[:, -1]
+    logits_2V = record(model, texts_2T, see=keep, compute=model.next_logits).logits
     check_finite(logits_2V)
     answers = answers or logits_2V.argmax(-1).tolist()
     d_2 = difference(logits_2V)
@@ -229,8 +231,8 @@ def _add_recovered(
             if len(index):  # an empty tensor has one empty part
                 texts_BT = texts_2T[1].expand(len(index), -1)
                 edit = _replacing(site, index, clean[index])
-                patched = record(model, texts_BT, see=edit)
-                sum_I[index] += difference(patched.logits[:, -1]) - d_2[1]
+                patched = record(model, texts_BT, see=edit, compute=model.next_logits)
+                sum_I[index] += difference(patched.logits) - d_2[1]
     return answers, d_2
 
 
