@@ -277,11 +277,15 @@ def heads_over_training(
     """
     run = open_run(run)
     require_attention(run.config.spec)
-    scores_of = {s.step: s.scores for s in run.ticker() if s.scores is not None}
+    scores_of = {
+        snapshot.step: snapshot.scores
+        for snapshot in run.ticker()
+        if snapshot.scores is not None and len(snapshot.scores) == len(PATTERNS)
+    }
     if not scores_of:
         raise AttnlmError(
             f"{run.name} has no snapshots with scores of its heads",
             "training keeps them every `eval_every` steps, if it observes maps",
         )
     scores_PSLH = np.stack([*scores_of.values()], 1)
-    return HeadsOverTraining(run.name, [*scores_of], dict(zip(PATTERNS, scores_PSLH, strict=False)))
+    return HeadsOverTraining(run.name, [*scores_of], dict(zip(PATTERNS, scores_PSLH, strict=True)))

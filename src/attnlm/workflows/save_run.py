@@ -32,6 +32,7 @@ _UNKNOWN = {
     **dict.fromkeys(("tokens", "seconds", "learning_rate", "tokens_per_second"), 0),
 }
 """what an evaluation in a loop of the user's need not say"""
+_HINT = "give each evaluation a step and a val_loss, as plain numbers"
 
 
 def save_run(
@@ -99,9 +100,9 @@ def _evaluations(
     records = []
     for metric in (*earlier, {**last, "val_loss": measured.loss}):
         values = {**_UNKNOWN, **metric, "bits_per_byte": None, "checkpoint": ""}
-        record = record_from_json(EvaluationRecord, values, Path("metrics"), "pass plain numbers")
+        record = record_from_json(EvaluationRecord, values, Path("metrics"), _HINT)
         if measured.bits_per_byte is not None:
-            bits = record.val_loss * measured.bits_per_byte / measured.loss
+            bits = record.val_loss * measured.bits_per_byte / (measured.loss or 1.0)
             record = replace(record, bits_per_byte=bits)
         records.append(record)
     steps = [record.step for record in records]
