@@ -191,17 +191,21 @@ def test_an_example_or_head_trains_and_is_seen_and_is_short_enough_for_a_lecture
     assert [file.read_bytes() for file in (run.path / "code").iterdir()] == [path.read_bytes()]
     assert len(command("sample", name, "--tokens", 30, cwd=project).stdout) > 20
     patched = attnlm.patch("3 apples an", "4 pears are", run, answers=("a", "s"))
-    if heads := patched.heads.shape[1]:
-        steps = attnlm.heads_over_training(run).scores["induction"]
-        assert steps.shape == (13, 1, heads)  # eleven evaluations, and steps 1 and 3
-    else:
-        assert name in WITHOUT_HEADS and patched.attention.shape == (1, len("3 apples an"))
+    heads = patched.heads.shape[1]
+    assert (heads == 0) == (name in WITHOUT_HEADS)
+    assert heads or patched.attention.shape == (1, len("3 apples an"))
+    if name in WITHOUT_MAPS:
         with pytest.raises(AttnlmError, match="no snapshots with scores"):
             attnlm.heads_over_training(run)
+    else:
+        steps = attnlm.heads_over_training(run).scores["induction"]
+        assert steps.shape == (13, 1, heads or 4)  # eleven evaluations, and steps 1 and 3
 
 
-WITHOUT_HEADS = {
+WITHOUT_MAPS = {
     *("causal-convolution", "differential-attention", "gru", "linear-attention"),
-    *("retention", "sigmoid-attention", "talking-heads"),
+    *("retention", "sigmoid-attention"),
 }
-"""Heads of the library that no softmax times values shows."""
+"""Heads of the library that compute no softmax of their scores."""
+WITHOUT_HEADS = {*WITHOUT_MAPS, "talking-heads"}
+"""Those that do not multiply the softmax with the values."""

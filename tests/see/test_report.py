@@ -450,7 +450,7 @@ def test_a_run_of_one_evaluation_has_no_curve(
 
 # --- Recorded attention, of models that do not run in a page --------------------------------------
 
-OWN = f"{Path(__file__).parents[2] / 'examples' / 'echo.py'}:Echo"
+OWN = "echo"
 
 
 @pytest.fixture(name="own", scope="module")
