@@ -48,7 +48,7 @@ _INTERNAL = {
     "Batches": {"starts"},
     "Checkpoint": {"header"},
     "LadderPlan": {"adapting", "check", "grid", "runs", "settings", "write"},
-    "ProgressBar": {"begin", "clear", "close"},
+    "ProgressBar": {"begin", "clear", "close", "note"},
     "Run": {
         "alone",
         "append_evaluations",

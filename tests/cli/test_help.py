@@ -10,7 +10,8 @@ import pytest
 
 from attnlm.base.setting_fields import fields_of
 from attnlm.cli.app import root_command
-from attnlm.cli.options import help_with_default, setting_text
+from attnlm.cli.event_printer import setting_text
+from attnlm.cli.options import help_with_default
 from attnlm.config.settings import RECORD_OF, resolve
 from attnlm.model.architecture import MODELS, Architecture
 from attnlm.workflows.ladder import DEFAULT_BUDGET, DEFAULT_RUNGS

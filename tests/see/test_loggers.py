@@ -168,7 +168,7 @@ def test_several_tools_can_be_named(
     done = command("train", dataset.path, "--log", "json, os", *sizes, cwd=tmp_path)
     assert "a word from a tool" in done.stderr
     assert done.stdout.splitlines() == ["checkpoints/bigram-001"]
-    command("train", "--resume", "bigram-001", "--steps", 3, "--log", "none", cwd=tmp_path)
+    command("train", "--resume", "bigram-001", "--steps", 3, cwd=tmp_path)
     assert len(kept.made) == 2
 
 
@@ -182,7 +182,7 @@ def test_tensorboard_reads_what_was_written(
     killed = loggers.tensorboard(run, "", 0)  # a process that was killed before it saved
     killed.log(8, {"loss/batch": 99.0})
     killed.close(False)
-    attnlm.train(resume=run, steps=9, log="tensorboard", on_event=Display(log=["tensorboard"]))
+    attnlm.train(resume=run, steps=9, log="tensorboard", on_event=Display())
     assert f"tensorboard --logdir {run.path.parent}" in capsys.readouterr().err
     read = EventAccumulator(str(run.path / "tensorboard"))
     read.Reload()

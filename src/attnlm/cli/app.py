@@ -17,7 +17,7 @@ from attnlm.cli.exam import exam
 from attnlm.cli.import_export import export, import_
 from attnlm.cli.ladder import ladder
 from attnlm.cli.manage import check, doctor, list_
-from attnlm.cli.options import Command, Group, switch
+from attnlm.cli.options import Command, Group, option
 from attnlm.cli.prepare import prepare
 from attnlm.cli.sample import eval_, sample
 from attnlm.cli.see import attend, heads, patch, report, trace
@@ -63,8 +63,8 @@ def _show_version(is_set: bool) -> None:
 @_app.callback(invoke_without_command=True)
 def _root(
     context: typer.Context,
-    version: bool = switch(
-        "Show the version and exit.", "--version", callback=_show_version, is_eager=True
+    version: bool = option(
+        False, "Show the version and exit.", "--version", callback=_show_version, is_eager=True
     ),
 ) -> None:
     if context.invoked_subcommand is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import attnlm
 from attnlm.cli import console, options
@@ -13,7 +13,6 @@ from attnlm.cli.options import (
     argument,
     option,
     output,
-    shared,
     with_options,
 )
 
@@ -25,8 +24,25 @@ OUTPUT = output(
     "page, curves, table of runs or LaTeX table (.html .png .svg .pdf .csv .tex)", *_FORMATS
 )
 
+BASELINE = option(
+    None, "the group to compare with each other one; default: each with each earlier one"
+)
 
-@with_options(shared("checkpoint_dir", "data_dir"))
+
+@with_options(
+    "checkpoint_dir",
+    "data_dir",
+    by=option(None, "a setting: runs with the same value of it are a group"),
+    baseline=BASELINE,
+    measure=option(
+        "loss", "what to compare: loss|accuracy", complete=options.words("loss", "accuracy")
+    ),
+    target=option(
+        None,
+        "a loss: is the mean of each group at most this, and when was it reached?",
+        type=float,
+    ),
+)
 def compare(
     groups: list[str] = argument(
         REQUIRED,
@@ -35,28 +51,16 @@ def compare(
         options.names("run", "ladder"),
     ),
     *,
-    by: str | None = option(None, "a setting: runs with the same value of it are a group"),
-    baseline: str | None = option(
-        None, "the group to compare with each other one; default: each with each earlier one"
-    ),
-    measure: str = option(
-        "loss", "what to compare: loss|accuracy", complete=options.words("loss", "accuracy")
-    ),
-    target: float | None = option(
-        None, "a loss: is the mean of each group at most this, and when was it reached?"
-    ),
     output: Path | None = OUTPUT,
     json: bool,
-    **folders: str,
+    **settings: Any,
 ) -> None:
     """Compare groups of runs: is one better, or was it the seed?
 
     Groups with the same seeds and batches are compared seed by seed, others by Welch's test. One
     run in each group shows the settings and results in which they differ.
     """
-    found = attnlm.compare(
-        *groups, by=by, baseline=baseline, measure=measure, target=target, **folders
-    )
+    found = attnlm.compare(*groups, **settings)
     facts = found.facts()
     if output is not None:
         facts["output"] = str(found.save(output))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from attnlm.base.events import Note
 from attnlm.base.formatting import byte_size
+from attnlm.base.setting_fields import Setting
 from attnlm.cli.console import escape_unprintable, say, say_facts, terminal, with_flags
-from attnlm.cli.options import setting_text
 from attnlm.config.settings import resolve
 from attnlm.config.training import TrainingConfig
 from attnlm.runs.records import DatasetFacts, reference_losses
@@ -35,6 +33,15 @@ def baselines(vocab_size: int, dataset: DatasetFacts | Dataset) -> str:
     """Return the losses to compare a model's loss with, in one line."""
     losses = reference_losses(vocab_size, dataset)
     return ", ".join(f"{name} {loss:z.4f}" for name, loss in losses.items()) + " nats per token"
+
+
+def setting_text(value: Setting) -> str:
+    """Return a setting's value for a reader: `yes`, `0.03`, `1000000`."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.0f}" if value.is_integer() else f"{value:g}"
+    return str(value)
 
 
 def parts_in_words(model: ModelSpec) -> str:
@@ -66,13 +73,12 @@ class Display(ProgressBar):
     """A listener for the library's events, which prints notes and the course of training runs.
 
     Each note is a line. Each training run has a header and then its progress: on a terminal, a bar
-    below samples from the model; elsewhere, lines. With `quiet`, only notes are printed. `log` has
-    the experiment trackers named with --log, such as tensorboard.
+    below samples from the model; elsewhere, lines. With `quiet`, only notes are printed.
     """
 
-    def __init__(self, quiet: bool = False, log: Sequence[str] = ()) -> None:
+    def __init__(self, quiet: bool = False) -> None:
         super().__init__()
-        self.quiet, self.log = quiet, log
+        self.quiet = quiet
         self.run: Run | None = None  # once it has begun
 
     def __call__(self, event: object) -> None:
@@ -81,16 +87,13 @@ class Display(ProgressBar):
 
         if isinstance(event, Started):
             self.run = event.run
-        if isinstance(event, Note):
-            self.clear()
-            say(with_flags(event.text))
-        elif isinstance(event, Finished):
+        if isinstance(event, Finished):
             self.close()
             if event.out_of_patience:
                 say(f"stopped at step {event.step}: no improvement in --patience evaluations")
-        elif not self.quiet:
+        elif isinstance(event, Note) or not self.quiet:
             if isinstance(event, Started):
-                say_facts(_header(event, self.log))
+                say_facts(_header(event))
             elif isinstance(event, Evaluated) and event.snapshot and sys.stderr.isatty():
                 self.clear()
                 text = escape_unprintable(event.snapshot.text.replace("\n", "⏎"))
@@ -98,8 +101,13 @@ class Display(ProgressBar):
                 terminal(sys.stderr).print(line, style="dim", no_wrap=True, overflow="ellipsis")
             super().__call__(event)
 
+    def note(self, text: str) -> None:
+        """Print a note."""
+        self.clear()
+        say(with_flags(text))
 
-def _header(event: Started, log: Sequence[str]) -> dict[str, str]:
+
+def _header(event: Started) -> dict[str, str]:
     """Return the lines to print before a training run, by label; "" for a label without a value."""
     from attnlm.runs.run import run_summary  # loads numpy
 
@@ -107,7 +115,6 @@ def _header(event: Started, log: Sequence[str]) -> dict[str, str]:
     training = run.config.training
     summary = run_summary(run)
     part = run.evaluated_part
-    folder = shlex.quote(str(run.path.parent))
     return {
         **{label: summary.get(label, "") for label in BEGINNING},
         "model": f"{summary['model']}: {parts_in_words(run.config.spec)}",
@@ -116,7 +123,6 @@ def _header(event: Started, log: Sequence[str]) -> dict[str, str]:
         "evaluation": f"on {part}, spread evenly" if part else "",
         **computation(training, event.device, event.memory),
         "run": str(run.path),
-        "log": f"to see it: tensorboard --logdir {folder}" if "tensorboard" in log else "",
     }
 
 

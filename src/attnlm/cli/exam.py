@@ -2,54 +2,39 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import attnlm
 from attnlm.base.errors import AttnlmError
 from attnlm.base.formatting import quantity
 from attnlm.cli import console, options
-from attnlm.cli.event_printer import Display
-from attnlm.cli.options import argument, option, shared, switch, with_options
+from attnlm.cli.options import argument, option, with_options
 from attnlm.runs.exam_plan import SUITE
 
 
-@with_options(shared("checkpoint_dir"))
+@with_options(
+    "part",
+    "checkpoint_dir",
+    tasks=option(None, f"some of {','.join(SUITE)}; default: all", complete=options.words(*SUITE)),
+    seed=option(1, "the first of the seeds"),
+    name=option(None, "name of the exam; default: exam-001, exam-002, …"),
+    resume=option(None, "name or path of an exam to resume"),
+)
 def exam(
     candidate: str | None = argument(
         None, "CANDIDATE", "FILE.py:NAME, a head of `attnlm list heads`, or a variant"
     ),
     *,
-    part: str | None = option(
-        None,
-        "what own code is: attention|mlp|scores|model; default: as its arguments tell",
-        complete=options.words("attention", "mlp", "scores", "model"),
-    ),
-    tasks: str | None = option(
-        None, f"some of {','.join(SUITE)}; default: all", complete=options.words(*SUITE)
-    ),
     seeds: int = option(3, "trainings of each model for each task", min=1),
-    seed: int = option(1, "the first of the seeds"),
-    quick: bool = switch("one seed, which claims nothing", "--quick"),
-    name: str | None = option(None, "name of the exam; default: exam-001, exam-002, …"),
-    resume: str | None = option(None, "name or path of an exam to resume"),
+    quick: bool = option(False, "one seed, which claims nothing"),
     json: bool,
     quiet: bool,
+    on_event: Any,
     **settings: Any,
 ) -> None:
     """Examine an idea: train it and the standard model on tasks, and print what each can do."""
-    with contextlib.closing(Display(quiet)) as display:
-        card = attnlm.exam(
-            candidate,
-            part=part,
-            tasks=tasks,
-            seeds=1 if quick else seeds,
-            seed=seed,
-            name=name,
-            resume=resume,
-            on_event=display,
-            **settings,
-        )
+    seeds = 1 if quick else seeds
+    card = attnlm.exam(candidate, seeds=seeds, on_event=on_event, **settings)
     if json:
         console.print_json(card.facts())
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,39 @@ import attnlm
 from attnlm.base.errors import UsageError
 from attnlm.base.folders import command_for
 from attnlm.cli import console, options
-from attnlm.cli.event_printer import Display, parts_in_words
-from attnlm.cli.options import REQUIRED, argument, option, shared, switch, with_options
+from attnlm.cli.event_printer import parts_in_words
+from attnlm.cli.options import REQUIRED, argument, option, utf8, with_options
 from attnlm.runs import hub
 
 
-@with_options(shared("checkpoint", "checkpoint_dir", "data_dir"))
+@with_options(
+    "checkpoint",
+    to=option(
+        "hf",
+        "format: hf (a folder for transformers) or html (a page in which the model runs)",
+        complete=options.words("hf", "html"),
+    ),
+    type=option(
+        None,
+        "with html: number type, f32 or f16; default: f32 up to 2 million parameters, else f16",
+        complete=options.words("f32", "f16"),
+    ),
+    train=option(
+        False,
+        "with html: models can be trained in the page, on the first 1 MB of the data set DATASET, "
+        "named after the file (default: the run's); with DATASET, no RUN is needed",
+    ),
+    title=option(None, "with html: heading of the page; default: the runs' names"),
+    text=option(
+        None,
+        "with html: text that the page begins with; default: the start of the validation split",
+        callback=utf8,
+    ),
+    force=option(
+        False, "with html: replace an existing page, and allow more than 60 million parameters"
+    ),
+    public=option(False, "with hf:OWNER/NAME: a public model; default: private"),
+)
 def export(
     names: list[str] | None = argument(
         None,
@@ -26,31 +52,13 @@ def export(
         options.names("run"),
     ),
     *,
-    to: str = option(
-        "hf",
-        "format: hf (a folder for transformers) or html (a page in which the model runs)",
-        complete=options.words("hf", "html"),
-    ),
-    type: str | None = option(
-        None,
-        "with html: number type, f32 or f16; default: f32 up to 2 million parameters, else f16",
-        complete=options.words("f32", "f16"),
-    ),
-    train: bool = switch(
-        "with html: models can be trained in the page, on the first 1 MB of the data set DATASET, "
-        "named after the file (default: the run's); with DATASET, no RUN is needed",
-        "--train",
-    ),
-    title: str | None = option(None, "with html: heading of the page; default: the runs' names"),
-    text: str | None = option(
-        None,
-        "with html: text that the page begins with; default: the start of the validation split",
-    ),
-    force: bool = switch(
-        "with html: replace an existing page, and allow more than 60 million parameters", "--force"
-    ),
-    public: bool = switch("with hf:OWNER/NAME: a public model; default: private", "--public"),
+    to: str,
+    type: str | None,
+    train: bool,
+    checkpoint_dir: str,
+    data_dir: str,
     json: bool,
+    on_event: Any,
     **settings: Any,
 ) -> None:
     """Write a run for other tools, or as a web page in which it runs."""
@@ -59,13 +67,12 @@ def export(
     usage = "attnlm export [RUN] DIR, or attnlm export [RUN] FILE --to html"
     if not names:
         raise UsageError("no folder or file to write was given", usage)
-    folders = {name: settings.pop(name) for name in ("checkpoint_dir", "data_dir")}
     data: Any = train
     if train and len(names) > 1 and names[-2].endswith(".html"):
         *names, dataset = names
-        data = attnlm.open_dataset(dataset, data_dir=folders["data_dir"])
+        data = attnlm.open_dataset(dataset, data_dir=data_dir)
     *runs, path = names
-    if not runs and Path(folders["checkpoint_dir"], path, "config.json").exists():
+    if not runs and Path(checkpoint_dir, path, "config.json").exists():
         usage = usage.replace("[RUN]", path)
         raise UsageError(f"{path} is a run, and no folder or file to write was given", usage)
     if to == "hf" and Path(path).suffix == ".html":
@@ -74,19 +81,11 @@ def export(
         )
     check_format(to, type)
     named: list[str | None] = [*runs] or ([] if data not in (True, False) else [None])
-    opened = [attnlm.open_run(run, **folders) for run in named]
+    opened = [
+        attnlm.open_run(run, checkpoint_dir=checkpoint_dir, data_dir=data_dir) for run in named
+    ]
     exported = attnlm.export(
-        opened,
-        path,
-        to=to,
-        type=type,
-        train=data,
-        title=title,
-        text=text,
-        force=force,
-        public=public,
-        on_event=Display(),
-        **settings,
+        opened, path, to=to, type=type, train=data, on_event=on_event, **settings
     )
     parameters = sum(run.parameters for run in opened)
     shown = "; ".join(f"{run.name}, {run.checkpoint(settings['checkpoint'])}" for run in opened)
@@ -101,7 +100,18 @@ def export(
     console.print_result_or_json(str(exported.path), facts, json)
 
 
-@with_options(shared("checkpoint_dir"))
+@with_options(
+    "name",
+    "checkpoint_dir",
+    revision=option(None, "branch, tag or commit of a model on the Hub; default: main"),
+    base=option(
+        None,
+        "for an adapter of peft: folder or name of its model; default: the one that it names",
+    ),
+    block_size=option(
+        None, "context of the run; default: the model's, but at most 1,024", type=int
+    ),
+)
 def import_(
     source: str = argument(
         REQUIRED,
@@ -110,18 +120,8 @@ def import_(
         "a model on the Hugging Face Hub, such as Qwen/Qwen3-0.6B",
     ),
     *,
-    name: str | None,
-    revision: str | None = option(
-        None, "branch, tag or commit of a model on the Hub; default: main"
-    ),
-    base: str | None = option(
-        None,
-        "for an adapter of peft: folder or name of its model; default: the one that it names",
-    ),
-    block_size: int | None = option(
-        None, "context of the run; default: the model's, but at most 1,024"
-    ),
     json: bool,
+    on_event: Any,
     **settings: Any,
 ) -> None:
     """Import a model from Hugging Face files as a run.
@@ -129,16 +129,7 @@ def import_(
     Models: GPT-2, Llama, Mistral, Qwen2 and Qwen3, and files that a page saved.
     """
     hub.check_source(source.removeprefix(hub.PREFIX))
-    with contextlib.closing(Display()) as display:
-        run = attnlm.import_run(
-            source,
-            base=base,
-            name=name,
-            revision=revision,
-            block_size=block_size,
-            on_event=display,
-            **settings,
-        )
+    run = attnlm.import_run(source, on_event=on_event, **settings)
     spec = run.config.spec
     console.say(
         f"{run.name}: {spec.name}, {run.parameters:,} parameters: {parts_in_words(spec)}; "

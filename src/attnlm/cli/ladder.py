@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,20 +10,23 @@ import attnlm
 from attnlm.base.errors import AttnlmError
 from attnlm.base.folders import find_folder
 from attnlm.cli import console, options
-from attnlm.cli.compare import OUTPUT, show_tables
-from attnlm.cli.event_printer import Display
-from attnlm.cli.options import decode_argument, option, shared, with_options
+from attnlm.cli.compare import BASELINE, OUTPUT, show_tables
+from attnlm.cli.options import option, with_options
 from attnlm.config.variants import variant
 from attnlm.model.architecture import MODELS
 from attnlm.runs.ladder_plan import REPAIR, SETTINGS
 
 
 @with_options(
-    SETTINGS | shared("checkpoint_dir", "data_dir"),
+    "checkpoint_dir",
+    "data_dir",
+    settings=SETTINGS,
     helps={
         "budget": "time for all models together, such as 90s, 5m or 1h30m; default: 2m",
         "steps": "updates of each model, instead of --budget",
     },
+    baseline=BASELINE,
+    name=option(None, "name of the ladder; default: ladder-001, ladder-002, …"),
 )
 def ladder(
     dataset: str | None,
@@ -36,36 +38,22 @@ def ladder(
         "bigram,average,single-head,multi-head,transformer",
         complete=options.words(*MODELS),
     ),
-    baseline: str | None = option(
-        None, "the model to compare with each other one; default: each with each earlier one"
-    ),
-    name: str | None = option(None, "name of the ladder; default: ladder-001, ladder-002, …"),
     resume: str | None = option(
         None, "name or path of a ladder to resume", complete=options.names("ladder")
     ),
     output: Path | None = OUTPUT,
     json: bool,
     quiet: bool,
+    on_event: Any,
     **settings: Any,
 ) -> None:
     """Train several models on the same batches and compare them."""
     for named in () if rungs is None else rungs.split(","):
         variant(named)  # before PyTorch is loaded
-    if settings["prompt"] is not None:
-        settings["prompt"] = decode_argument(settings["prompt"], "--prompt")
     if resume is None:
         find_folder(dataset, Path(settings["data_dir"]), kind="data set")
 
-    with contextlib.closing(Display(quiet)) as display:
-        found = attnlm.ladder(
-            dataset,
-            rungs=rungs,
-            baseline=baseline,
-            name=name,
-            resume=resume,
-            on_event=display,
-            **settings,
-        )
+    found = attnlm.ladder(dataset, rungs=rungs, resume=resume, on_event=on_event, **settings)
     facts: dict[str, Any] = {"page": str(found.save(Path(found.path or "") / "index.html"))}
     if output is not None:
         facts["output"] = str(found.save(output))

@@ -24,11 +24,10 @@ from attnlm.runs.records import NOT_COMPARABLE
 if TYPE_CHECKING:
     from attnlm.workflows.doctor import Finding
 
-_YOURS = ("runs", "datasets")
-KINDS = (*_YOURS, "recipes", "heads")
+KINDS = ("runs", "datasets", "recipes", "heads")
 
 
-@with_options({})
+@with_options()
 def list_(
     kind: str | None = argument(
         None, "KIND", f"{'|'.join(KINDS)}; default: runs and datasets", options.words(*KINDS)
@@ -49,22 +48,19 @@ def list_(
         "recipes": attnlm.list_recipes,
         "heads": attnlm.list_heads,
     }
-    kinds = (KINDS if json else _YOURS) if kind is None else (kind,)
+    kinds = (KINDS if json else KINDS[:2]) if kind is None else (kind,)
     listed = {name: list_functions[name]() for name in kinds}
     if json:
         console.print_json({name: [*map(asdict, entries)] for name, entries in listed.items()})
         return
-    for name, thing, parent in (
-        ("runs", "run", checkpoint_dir),
-        ("datasets", "data set", data_dir),
-    ):
-        if not listed.get(name, [True]):
-            how = how_to_make(thing, Path(parent))
-            console.say(f"there is no {thing} in {parent} yet; {how}")
-    for number, name in enumerate(filter(listed.get, listed)):
-        if number:
-            console.print_result("")
-        _print_entries(name, listed[name])
+    for name, entries in listed.items():
+        if entries:
+            if name == "datasets" and listed.get("runs"):
+                console.print_result("")
+            _print_entries(name, entries)
+        else:
+            thing, parent = ("run", checkpoint_dir) if name == "runs" else ("data set", data_dir)
+            console.say(f"there is no {thing} in {parent} yet; {how_to_make(thing, Path(parent))}")
     for note in notes:
         console.say(str(note))
 
@@ -175,26 +171,21 @@ def _print_entries(kind: str, entries: Sequence[Any]) -> None:
 
 # --- check and doctor -----------------------------------------------------------------------------
 
-_MODEL = {name: record for name, record in RECORD_OF.items() if record is Architecture}
 _LABEL = 14  # characters of a finding's name
 
 
 @with_options(
-    _MODEL,
+    "part",
+    "set",
+    settings={name: record for name, record in RECORD_OF.items() if record is Architecture},
     common=(
-        "model", "embed_dim", "block_size", "heads", "positions", "set_", "part", "json",
+        "model", "embed_dim", "block_size", "heads", "positions", "set", "part", "json", "code",
     ),
+    vocab_size=option(65, "size of the vocabulary"),
 )  # fmt: skip
 def check(
     code: str = argument(REQUIRED, "FILE.py:NAME", "a class or function of your own"),
     *,
-    part: str | None = option(
-        None,
-        "what it is: attention|mlp|scores|model; default: as its arguments tell",
-        complete=options.words("attention", "mlp", "scores", "model"),
-    ),
-    vocab_size: int = option(65, "size of the vocabulary"),
-    set_: list[str] | None,
     json: bool,
     **settings: Any,
 ) -> None:
@@ -203,20 +194,16 @@ def check(
     A part maps (B, T, C) to (B, T, C), or queries and keys to scores. A model maps ids (B, T) to
     logits. The code is run, on random ids and on the CPU.
     """
-    settings = options.typed_settings(settings, set_)
-    findings = attnlm.check(code, part=part, vocab_size=vocab_size, **settings)
-    _report(findings, json, "things to look at (see the → lines)", "all of it holds")
+    _report(attnlm.check(code, **options.given(settings)), json, "all of it holds")
 
 
-@with_options({})
+@with_options()
 def doctor(json: bool) -> None:
     """Check this machine: versions, folders, devices, memory, kernels."""
-    _report(
-        attnlm.doctor(), json, "problems found (see the → lines); attnlm {}", "no problems found"
-    )
+    _report(attnlm.doctor(), json, "no problems found")
 
 
-def _report(checks: Iterable[Finding], json: bool, some: str, none: str) -> None:
+def _report(checks: Iterable[Finding], json: bool, none: str) -> None:
     """Print each finding when it comes, then their number. Exit with 1 if one is fatal."""
     findings = []
     for finding in checks:
@@ -231,7 +218,6 @@ def _report(checks: Iterable[Finding], json: bool, some: str, none: str) -> None
         console.print_json({"findings": [asdict(finding) for finding in findings]})
     else:
         remedies = sum(bool(finding.remedy) for finding in findings)
-        effect = "cannot train" if is_fatal else "still works"
-        console.say(f"{remedies} {some.format(effect)}" if remedies else none)
+        console.say(f"{remedies} to look at: see the → lines" if remedies else none)
     if is_fatal:
         raise typer.Exit(1)

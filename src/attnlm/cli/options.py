@@ -6,14 +6,14 @@ Typer puts the default of the option in its place. A parameter without one is de
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import functools
 import inspect
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import typer
@@ -24,8 +24,9 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.files import decode_utf8
 from attnlm.base.folders import CHECKPOINT_DIR, DATA_DIR, KINDS, flag, folder_names
 from attnlm.base.own_code import accept_code
-from attnlm.base.setting_fields import Setting, Settings, fields_of, help_of, setting, type_of
+from attnlm.base.setting_fields import Settings, fields_of, help_of, type_of
 from attnlm.cli.console import print_result, with_flags
+from attnlm.cli.event_printer import Display, setting_text
 from attnlm.config.settings import RECORD_OF, check_setting, parse_seconds, resolve
 from attnlm.config.training import TrainingConfig
 from attnlm.model.architecture import MODELS, Architecture
@@ -63,20 +64,38 @@ def names(*kinds: str, also: Sequence[str] = ()) -> Completer:
 
 
 def option(
-    default: Any, help: str, *names: str, complete: Completer | None = None, **more: Any
+    default: Any,
+    help: str,
+    *names: str,
+    type: Any = None,
+    complete: Completer | None = None,
+    **more: Any,
 ) -> Any:
-    """Declare an option, named after its parameter unless `names` has others, such as --output."""
-    return typer.Option(default, *names, help=help, autocompletion=complete, **more)
+    """Declare an option, named after its parameter unless `names` has others, such as --output.
+
+    If its default is False, it has no value and no negative form: --json, but no --no-json. `type`
+    is for options that `with_options` adds; the usual one is that of the default, or str.
+    """
+    declared = typer.Option(default, *names, help=help, autocompletion=complete, **more)
+    declared.kind = type or (str if default is None else default.__class__)
+    return declared
 
 
-def switch(help: str, *names: str, **more: Any) -> Any:
-    """Declare an option without a value and without a negative form: --json, but no --no-json."""
-    return option(False, help, *names, **more)
-
-
-def argument(default: Any, metavar: str, help: str, complete: Completer | None = None) -> Any:
+def argument(
+    default: Any, metavar: str, help: str, complete: Completer | None = None, **more: Any
+) -> Any:
     """Declare an argument, which `--help` calls `metavar`."""
-    return typer.Argument(default, metavar=metavar, help=help, autocompletion=complete)
+    return typer.Argument(default, metavar=metavar, help=help, autocompletion=complete, **more)
+
+
+def utf8(parameter: typer.CallbackParam, typed: Any) -> Any:
+    """Return typed texts decoded as UTF-8. Python decoded them by the locale, which may differ.
+
+    This is a callback of options and arguments. Raises AttnlmError if a text is not UTF-8.
+    """
+    if isinstance(typed, str):
+        return decode_utf8(os.fsencode(typed), parameter.opts[0])
+    return typed and [utf8(parameter, text) for text in typed]
 
 
 def output(help: str, *endings: str, default: str = "") -> Any:
@@ -98,71 +117,87 @@ def output(help: str, *endings: str, default: str = "") -> Any:
     return option(None, f"{help} to write or replace{default}", "--output", "-o", callback=checked)
 
 
+def _check_device(device: str) -> str:
+    check_setting("device", device)  # before torch is loaded
+    return device
+
+
 _COMPLETERS = {
     "tokenizer": names("data set", "run", also=("char", "byte", *PUBLISHED)),
     "val_file": words("tales"),
-    "checkpoint": words("auto", "best", "last"),
 }
+CHECKPOINTS = words("auto", "best", "last")
+_MORE: dict[str, dict[str, Any]] = {
+    "budget": {"parser": parse_seconds, "metavar": "<time>"},
+    "prompt": {"callback": utf8},
+}
+_SECTIONS: dict[Any, str] = {Architecture: "Model", TrainingConfig: "Training"}
 
 
 def _setting_option(record: type, name: str, help: str | None = None) -> Any:
     """Declare an option for a setting. If it is one of a run, its default is resolved later."""
     described = fields_of(record)[name]
     choices = described.metadata["choices"]
-    complete = words(*choices) if choices else _COMPLETERS.get(name)
-    if name == "budget":
-        more: dict[str, Any] = {"parser": parse_seconds, "metavar": "<time>"}
-        text = "time for the whole command, such as 90s, 5m or 1h30m, instead of `steps`; "
-        return option(None, help or f"{text}default: no limit", complete=complete, **more)
-    if name in RECORD_OF and RECORD_OF[name] is record:
-        return option(None, help or help_with_default(name), complete=complete)
-    text = help or help_of(record, name)
-    if described.default is False:
-        return switch(text, flag(name))
-    callback = _check_device if name == "device" else None
-    default = None if "default:" in text else described.default
-    return option(default, text, complete=complete, callback=callback)
+    is_resolved = RECORD_OF.get(name) is record
+    text = help or (help_with_default(name) if is_resolved else help_of(record, name))
+    return option(
+        None if is_resolved or "default:" in text else described.default,
+        text,
+        type=type_of(record, name),
+        complete=words(*choices) if choices else _COMPLETERS.get(name),
+        rich_help_panel=_SECTIONS.get(record),
+        **_MORE.get(name, {}),
+    )
 
 
 def with_options(
-    records: Mapping[str, type],
-    *,
-    helps: Mapping[str, str] | None = None,
+    *usual: str,
+    settings: Mapping[str, type] = MappingProxyType({}),
+    helps: Mapping[str, str] = MappingProxyType({}),
     common: Sequence[str] = (),
+    **options: Any,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that declares a command's options; `**settings` are those of `records`.
+    """Return a decorator that declares a command's options.
 
-    `records` has the record that declares each setting; `helps` replaces some lines of help, and
-    `common` are the options that `--help` shows (default: all).
+    `settings` has the record that declares each setting; `helps` replaces some lines of help. The
+    command gets them, the `usual` options by their names in USUAL, and the `options` declared here
+    as `**settings`, unless it names them. Parameters of a usual name are usual options, too.
+    `common` are the parameters that `--help` shows (default: all). A command with the parameter
+    `on_event` gets a Display, which is closed when the command ends.
     """
 
     def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-        signature = inspect.signature(command, eval_str=True)
-        kind = inspect.Parameter.KEYWORD_ONLY
-        made = []
-        for name, record in records.items():
-            declared = _setting_option(record, name, (helps or {}).get(name))
-            hint = type_of(record, name) | None
-            made.append(inspect.Parameter(name, kind, default=declared, annotation=hint))
-        handled: dict[str, Any] = {"help_all": bool} if common else {}
-        if {"checkpoint", "rungs"} & {*records, *signature.parameters}:  # may run a run's own code
-            handled["code"] = list[str]
-        made += [inspect.Parameter(name, kind, annotation=hint) for name, hint in handled.items()]
-        given = [p for p in signature.parameters.values() if p.kind != p.VAR_KEYWORD]
-        place = sum(p.kind != kind for p in given)
+        named = dict(inspect.signature(command, eval_str=True).parameters)
+        listens = "on_event" in named
+        handled = ["help_all"] if common else []
+        if {"checkpoint", "rungs"} & {*usual, *named, *options}:  # may run a run's own code
+            handled.append("code")
+        declared = {n: _setting_option(record, n, helps.get(n)) for n, record in settings.items()}
+        declared |= options
+        declared |= {n: p.default for n, p in named.items() if p.default is not p.empty}
+        for name in (*named, *usual, *handled):
+            if name in USUAL:
+                declared.setdefault(name, USUAL[name])
         parameters = []
-        for parameter in (*given[:place], *made, *given[place:]):
-            is_usual = parameter.default is parameter.empty
-            declared = copy.copy(USUAL[parameter.name] if is_usual else parameter.default)
-            declared.rich_help_panel = _SECTIONS.get(records.get(parameter.name))
-            parameters.append(parameter.replace(default=declared))
+        for name, info in declared.items():
+            if info.default is False and not info.param_decls:
+                info.param_decls = (flag(name),)
+            if name in named:
+                parameters.append(named[name].replace(default=info))
+            else:
+                kind = inspect.Parameter.KEYWORD_ONLY
+                hint = info.kind | None
+                parameters.append(inspect.Parameter(name, kind, default=info, annotation=hint))
 
         @functools.wraps(command)
         def run(**arguments: Any) -> None:
-            command(**{k: v for k, v in arguments.items() if k not in handled})
+            passed = {k: v for k, v in arguments.items() if k not in handled}
+            with contextlib.closing(Display(passed.get("quiet", False))) as display:
+                command(**passed, **({"on_event": display} if listens else {}))
 
-        signature = signature.replace(parameters=parameters)
-        vars(run).update(__signature__=signature, common=common)
+        parameters.sort(key=lambda parameter: parameter.kind)  # arguments first
+        shown = {*common, "help", "help_all"} if common else ()
+        vars(run).update(__signature__=inspect.Signature(parameters), common=shown)
         return run
 
     return with_settings
@@ -171,28 +206,6 @@ def with_options(
 def every(record: type) -> dict[str, type]:
     """Return the settings of a record that have a line of help."""
     return {name: record for name, field in fields_of(record).items() if field.metadata}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shared:
-    """Options of several commands: where runs and data sets are, and how to read them."""
-
-    checkpoint: str = setting(
-        "which weights: auto|best|last, or a step that --keep-every kept; auto takes best, or last "
-        "if only step 0 was evaluated",
-        default="auto",
-    )
-    device: str = setting(help_of(RECORD_OF["device"], "device"), default="auto")
-    checkpoint_dir: str = setting("folder of the runs", default=CHECKPOINT_DIR)
-    data_dir: str = setting("folder of the data sets", default=DATA_DIR)
-    verify: bool = setting(
-        "check the hashes of whole files, also of splits larger than 1 GiB", default=False
-    )
-
-
-def shared(*names: str) -> dict[str, type]:
-    """Return the record of these shared options, for `with_options`."""
-    return dict.fromkeys(names, Shared)
 
 
 def opened_run(name: str | None, settings: Settings) -> attnlm.Run:
@@ -204,32 +217,18 @@ def opened_run(name: str | None, settings: Settings) -> attnlm.Run:
     return attnlm.open_run(name, **folders)
 
 
-def decode_argument(argument: str, name: str) -> str:
-    """Return a typed argument decoded as UTF-8. Python decoded it by the locale, which may differ.
-
-    Raises AttnlmError if the argument is not UTF-8. The message calls the argument `name`.
-    """
-    return decode_utf8(os.fsencode(argument), name)
-
-
-def typed_settings(settings: Mapping[str, Any], set_: Sequence[str] | None) -> dict[str, Any]:
-    """Return the settings that the user typed, with the values given by --set as `set`.
-
-    Raises UsageError for a text without `=` after --set.
-    """
-    arguments: dict[str, str] = {}
-    for text in set_ or ():
-        name, equals, value = (word.strip() for word in text.partition("="))
-        if not (name and equals):
-            raise UsageError(f"--set {text!r} has no value", "write --set NAME=VALUE")
-        arguments[name] = value
+def given(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that the user typed, with the values given by --set as `set`."""
     values = {name: value for name, value in settings.items() if value is not None}
-    return values | ({"set": arguments} if arguments else {})
+    return values | ({"set": dict(values["set"])} if "set" in values else {})
 
 
-def _check_device(device: str) -> str:
-    check_setting("device", device)  # before torch is loaded
-    return device
+def _argument(typed: str) -> tuple[str, str]:
+    """Return the name and the value in NAME=VALUE. Raises UsageError for a text without `=`."""
+    name, equals, value = (word.strip() for word in typed.partition("="))
+    if not (name and equals):
+        raise UsageError(f"--set {typed!r} has no value", "write --set NAME=VALUE")
+    return name, value
 
 
 def _accept_code(paths: Sequence[str] | None) -> None:
@@ -237,7 +236,6 @@ def _accept_code(paths: Sequence[str] | None) -> None:
         accept_code(path)
 
 
-_SECTIONS: dict[Any, str] = {Architecture: "Model", TrainingConfig: "Training"}
 _USUAL_MODEL = str(fields_of(Architecture)["model"].default)
 SHOWS_ALL = "attnlm.cli.options.shows_all"
 """A key of a context's `meta`: its value is True if the help shows all options."""
@@ -246,21 +244,19 @@ SHOWS_ALL = "attnlm.cli.options.shows_all"
 class Command(TyperCommand):
     """A command whose help has the options in sections: their help panels.
 
-    If its function has the attribute `common`, --help shows only the options named there, and
-    --help-all shows all.
+    If its function has names in `common`, --help shows only these, and --help-all shows all.
     """
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the sections of the help."""
-        common = () if ctx.meta.get(SHOWS_ALL) else getattr(self.callback, "common", ())
-        shown = {*common, "help", "help_all"}
-        rows = []
+        callback: Any = self.callback
         parameters: list[Any] = self.get_params(ctx)
+        rows = []
         for parameter in parameters:
+            is_common = not callback.common or parameter.name in callback.common
             record = parameter.get_help_record(ctx)
-            kind = parameter.param_type_name
-            if record and (not common or kind == "argument" or parameter.name in shown):
-                section = parameter.rich_help_panel or f"{kind.title()}s"
+            if record and (is_common or ctx.meta.get(SHOWS_ALL)):
+                section = parameter.rich_help_panel or f"{parameter.param_type_name.title()}s"
                 rows.append((section, (record[0], with_flags(record[1]))))
         _write_sections(formatter, rows)
 
@@ -318,15 +314,6 @@ def _defaults() -> Mapping[str, Settings]:
     return {model: resolve({"model": model}).settings() for model in MODELS}
 
 
-def setting_text(value: Setting) -> str:
-    """Return a setting's value for a reader: `yes`, `0.03`, `1000000`."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.0f}" if value.is_integer() else f"{value:g}"
-    return str(value)
-
-
 USUAL: dict[str, Any] = {
     "run": argument(
         None, "RUN", "name or path of a run; default: the run trained last", names("run")
@@ -337,24 +324,48 @@ USUAL: dict[str, Any] = {
         "name or path of a data set; default: the data set prepared last",
         names("data set"),
     ),
-    "text": argument(REQUIRED, "TEXT", "text that the model reads"),
+    "text": argument(REQUIRED, "TEXT", "text that the model reads", callback=utf8),
     "name": option(None, "name of the run; default: <model>-001, <model>-002, …"),
-    "set_": option(
-        None, "value of an argument of your own code, NAME=VALUE; may be repeated", "--set"
+    "part": option(
+        None,
+        "what own code is: attention|mlp|scores|model; default: as its arguments tell",
+        complete=words("attention", "mlp", "scores", "model"),
     ),
-    "json": switch("print one JSON object on stdout", "--json"),
-    "quiet": switch("print warnings and results only", "--quiet", "-q"),
+    "set": option(
+        None,
+        "value of an argument of your own code, NAME=VALUE; may be repeated",
+        type=list[str],
+        parser=_argument,
+        metavar="<str>",
+    ),
+    "checkpoint": option(
+        "auto",
+        "which weights: auto|best|last, or a step that --keep-every kept; auto takes best, or last "
+        "if only step 0 was evaluated",
+        complete=CHECKPOINTS,
+    ),
+    "device": option(
+        "auto",
+        help_of(TrainingConfig, "device"),
+        complete=words(*fields_of(TrainingConfig)["device"].metadata["choices"]),
+        callback=_check_device,
+    ),
+    "checkpoint_dir": option(CHECKPOINT_DIR, "folder of the runs"),
+    "data_dir": option(DATA_DIR, "folder of the data sets"),
+    "verify": option(False, "check the hashes of whole files, also of splits larger than 1 GiB"),
+    "json": option(False, "print one JSON object on stdout"),
+    "quiet": option(False, "print warnings and results only", "--quiet", "-q"),
     "code": option(
         None,
         "accept the code of its own that a run has: code/FILE.py in its folder, once you read it",
+        type=list[str],
         callback=_accept_code,
     ),
-    "help_all": switch(
+    "help_all": option(
+        False,
         "Show all options and exit; --help shows the common ones.",
-        "--help-all",
         callback=_show_all,
         is_eager=True,
     ),
 }
-USUAL |= {name: _setting_option(record, name) for name, record in every(Shared).items()}
 """The declarations of parameters that are declared by their name alone."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,8 @@ from typing import Any
 import attnlm
 from attnlm.base.folders import KINDS, command_for
 from attnlm.cli import console, options
-from attnlm.cli.event_printer import Display, baselines
-from attnlm.cli.options import argument, every, option, shared, switch, with_options
+from attnlm.cli.event_printer import baselines
+from attnlm.cli.options import argument, every, option, with_options
 from attnlm.config.prepare_options import PrepareOptions
 from attnlm.config.settings import resolve
 from attnlm.text.tasks import TASKS
@@ -23,7 +22,13 @@ _FACTS = (
 _SHOWN = 60  # characters of an example
 
 
-@with_options(every(PrepareOptions) | shared("data_dir"))
+@with_options(
+    "data_dir",
+    settings=every(PrepareOptions),
+    name=option(None, "name of the data set; default: <source>-<tokenizer>"),
+    offline=option(False, "never use the network"),
+    force=option(False, "replace an existing data set of the same name"),
+)
 def prepare(
     source: list[str] | None = argument(
         None,
@@ -35,26 +40,16 @@ def prepare(
         options.words("tinyshakespeare", "tales", *TASKS),
     ),
     *,
-    name: str | None = option(None, "name of the data set; default: <source>-<tokenizer>"),
-    offline: bool = switch("never use the network", "--offline"),
-    force: bool = switch("replace an existing data set of the same name", "--force"),
     json: bool,
     quiet: bool,
+    on_event: Any,
     **settings: Any,
 ) -> None:
     """Encode a text, or questions with answers, and split off validation data."""
     try:
-        with contextlib.closing(Display(quiet)) as display:
-            dataset = attnlm.prepare(
-                source or None,
-                name=name,
-                offline=offline,
-                force=force,
-                on_event=display,
-                **settings,
-            )
+        dataset = attnlm.prepare(source or None, on_event=on_event, **settings)
     except KeyboardInterrupt:
-        console.say("stopped; nothing was written")
+        on_event.note("stopped; nothing was written")
         raise
     if not quiet:
         documents = f" in {dataset.documents:,} documents" if dataset.documents else ""

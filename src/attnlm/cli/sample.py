@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +17,8 @@ from attnlm.base.files import decode_utf8
 from attnlm.base.folders import command_for
 from attnlm.base.formatting import duration, nats_and_bits
 from attnlm.cli import console, options
-from attnlm.cli.event_printer import Display, baselines
-from attnlm.cli.options import decode_argument, opened_run, option, shared, switch, with_options
+from attnlm.cli.event_printer import baselines
+from attnlm.cli.options import opened_run, option, utf8, with_options
 from attnlm.generation.sampling_config import SAMPLING, SamplingConfig, draw_seed
 from attnlm.runs.records import NOT_COMPARABLE
 
@@ -29,19 +29,25 @@ if TYPE_CHECKING:
 _QUESTIONS = 10  # asked if there is no prompt
 
 
-@with_options(SAMPLING)
+@with_options(
+    settings=SAMPLING,
+    show_probs=option(False, "show the probability of each token, and the likeliest alternatives"),
+    stop=option(
+        None,
+        "stop before this text, which is not printed; may be repeated",
+        type=list[str],
+        callback=utf8,
+    ),
+)
 def sample(
     run: str | None,
     *,
-    prompt: str | None = option(None, "text to continue; - reads stdin, without its final newline"),
-    stop: list[str] | None = option(
-        None, "stop before this text, which is not printed; may be repeated"
+    prompt: str | None = option(
+        None, "text to continue; - reads stdin, without its final newline", callback=utf8
     ),
-    show_probs: bool = switch(
-        "show the probability of each token, and the likeliest alternatives", "--show-probs"
-    ),
-    interactive: bool = switch(
-        "continue each line that you type, until /bye", "--interactive", "-i"
+    show_probs: bool,
+    interactive: bool = option(
+        False, "continue each line that you type, until /bye", "--interactive", "-i"
     ),
     checkpoint: str,
     device: str,
@@ -49,6 +55,7 @@ def sample(
     data_dir: str,
     json: bool,
     quiet: bool,
+    on_event: Any,
     **settings: Any,
 ) -> None:
     """Generate text with a trained model.
@@ -56,12 +63,8 @@ def sample(
     A model that was trained on questions with answers gets the prompt as a question; without a
     prompt, it is asked some questions of the validation split.
     """
-    if settings["seed"] is None:
-        settings["seed"] = draw_seed()
-    config = SamplingConfig(
-        **settings, stop=[decode_argument(text, "--stop") for text in stop or ()]
-    )
-    text = _checked(prompt, config, interactive=interactive, json=json, show_probs=show_probs)
+    config = SamplingConfig(**{"seed": draw_seed(), **options.given(settings)})
+    text = _prompt(prompt, config, interactive=interactive, json=json, show_probs=show_probs)
     opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir, data_dir=data_dir)
 
     from attnlm.generation.sampling import load_sampler
@@ -69,7 +72,7 @@ def sample(
 
     format = format_of(opened)
     chosen = opened.checkpoint(checkpoint)
-    sampler = load_sampler(opened, checkpoint=chosen, device=device, on_event=Display())
+    sampler = load_sampler(opened, checkpoint=chosen, device=device, on_event=on_event)
     say = ignore if quiet else console.say
     read = f"{opened.name}, {chosen} on {sampler.device}"
     if format is not None:
@@ -86,25 +89,18 @@ def sample(
         say(f"type a line and the model {'answers' if format else 'continues it'}; /bye stops")
         _converse(sampler, text, config, format)
         return
-    began = time.perf_counter()
-    texts, count, choices = _generate(sampler, ids, text, config, json, show_probs)
-    seconds = time.perf_counter() - began
-    speed = round(count / seconds) if seconds else 0
+    facts = _generate(sampler, ids, text, config, ignore if json else console.write, show_probs)
     if json:
-        facts: dict[str, Any] = {"texts": texts, "choices": choices, "generated_tokens": count}
-        facts |= {"seconds": round(seconds, 3), "tokens_per_second": speed, "seed": config.seed}
         console.print_json(facts | {"checkpoint": chosen.which, "step": chosen.step})
-    elif not show_probs:  # its output ends with a line end
-        if sys.stdout.isatty():
-            console.write("\n")
-        else:
-            say("")  # a terminal may show both streams: start a new line
-    say(f"{count:,} tokens in {duration(seconds)}, {speed:,} tokens/s")
+    elif not show_probs and sys.stdout.isatty():
+        console.write("\n")
+    seconds, speed = facts["seconds"], facts["tokens_per_second"]
+    say(f"{facts['generated_tokens']:,} tokens in {duration(seconds)}, {speed:,} tokens/s")
     if not quiet:
         console.say_next(command_for("attnlm report", opened.path))
 
 
-def _checked(
+def _prompt(
     prompt: str | None, config: SamplingConfig, *, interactive: bool, json: bool, show_probs: bool
 ) -> str:
     """Return the text of a prompt. Raises UsageError for options that exclude each other."""
@@ -120,37 +116,50 @@ def _checked(
         raise UsageError(message, "leave one out")
     if prompt == "-":
         return decode_utf8(sys.stdin.buffer.read(), "the prompt on stdin").removesuffix("\n")
-    return decode_argument(prompt or "", "--prompt")
+    return prompt or ""
 
 
 def _generate(
-    sampler: Sampler, ids: list[int], prompt: str, config: SamplingConfig, json: bool, probs: bool
-) -> tuple[list[str], int, list[dict[str, Any]] | None]:
-    """Generate text, and print it unless `json` is True; with `probs`, print each token in numbers.
+    sampler: Sampler,
+    ids: list[int],
+    prompt: str,
+    config: SamplingConfig,
+    write: Callable[[str], None],
+    probs: bool,
+) -> dict[str, Any]:
+    """Write texts as they are generated, or with `probs` each token in numbers.
 
-    Return the texts, the number of tokens, and with `probs` the choices of tokens as JSON values.
+    Return the texts and other facts as JSON values.
     """
-    write = ignore if json else console.write
+    began = time.perf_counter()
+    length, texts, choices = len(ids), [prompt], None
     if config.num_samples > 1:
         continued, count = sampler.samples([ids], config)
         texts = [prompt + text for text in continued]
         write("\n---\n".join(texts))
-        return texts, count, None
-    length = len(ids)
-    pieces = [prompt]
-    choices = None
-    if probs:
-        choices = []
-        for choice in sampler.choices(ids, config):
-            pieces.append(choice.text)
-            choices += [choice.facts()] if json else []
-            write(f"{_choice_line(choice)}\n")
     else:
-        write(prompt)
-        for piece in sampler.stream(ids, config):
-            pieces.append(piece)
-            write(piece)
-    return ["".join(pieces)], len(ids) - length, choices
+        if probs:
+            drawn = []
+            for choice in sampler.choices(ids, config):
+                drawn.append(choice)
+                write(f"{_choice_line(choice)}\n")
+            texts[0] += "".join(choice.text for choice in drawn)
+            choices = [choice.facts() for choice in drawn]
+        else:
+            write(prompt)
+            for piece in sampler.stream(ids, config):
+                texts[0] += piece
+                write(piece)
+        count = len(ids) - length
+    seconds = time.perf_counter() - began
+    return {
+        "texts": texts,
+        "choices": choices,
+        "generated_tokens": count,
+        "seconds": round(seconds, 3),
+        "tokens_per_second": round(count / seconds) if seconds else 0,
+        "seed": config.seed,
+    }
 
 
 def _choice_line(choice: Choice) -> str:
@@ -174,7 +183,7 @@ def _answers(sampler: Sampler, format: QuestionFormat, run: attnlm.Run) -> list[
 
 def _print_answers(answered: list[attnlm.Answered], question_end: str, json: bool) -> str:
     """Print questions with the model's answers; return in words how many are right."""
-    right = _right(answered)
+    right = sum(one.is_right for one in answered)
     if json:
         answers = [{**one._asdict(), "is_right": one.is_right} for one in answered]
         console.print_json({"answers": answers, "right": right})
@@ -193,13 +202,13 @@ def _converse(
     are forgotten when they fill half of the context.
     """
     ids: list[int] = []
-    for line in itertools.chain([prompt] if prompt else [], _typed_lines()):
+    for line in _typed_lines(prompt):
         if format is not None:
-            line = format.prompt(line.rstrip("\n"))
+            line = format.prompt(line)
             if len(ids) > sampler.spec.block_size // 2:
                 ids.clear()
-        elif sampler.tokenizer.newline is None:  # the tokenizer has no line end
-            line = line.rstrip("\n")
+        elif sampler.tokenizer.newline is not None:
+            line += "\n"
         try:
             ids.extend(sampler.tokenizer.encode(line) if ids else sampler.prompt_ids(line))
         except AttnlmError as error:
@@ -211,21 +220,20 @@ def _converse(
         config = replace(config, seed=(config.seed + 1) % 2**63)
 
 
-def _typed_lines() -> Iterator[str]:
-    """Yield the lines of stdin until its end, or until the user types /bye."""
-    while True:
-        if sys.stdin.isatty():
-            print("> ", end="", file=sys.stderr, flush=True)  # noqa: T201
-        line = sys.stdin.readline()
-        if not line or line.strip() == "/bye":
-            return
-        yield line
+def _typed_lines(first: str) -> Iterator[str]:
+    """Yield `first`, and the lines of stdin until its end, or until the user types /bye."""
+    if first:
+        yield first
+    mark = "> " if sys.stdin.isatty() and sys.stdout.isatty() else ""
+    with contextlib.suppress(EOFError):
+        while (line := input(mark)).strip() != "/bye":
+            yield line
 
 
 # --- eval -----------------------------------------------------------------------------------------
 
 
-@with_options(shared("checkpoint", "device", "checkpoint_dir", "data_dir", "verify"))
+@with_options("checkpoint", "device", "checkpoint_dir", "data_dir")
 def eval_(
     run: str | None,
     *,
@@ -239,6 +247,7 @@ def eval_(
         'ask the questions of this file instead: records such as {"prompt": "2+3", "answer": "5"}, '
         "in .jsonl, .json, .csv or .parquet",
     ),
+    verify: bool,
     json: bool,
     **settings: Any,
 ) -> None:
@@ -252,54 +261,52 @@ def eval_(
     if pairs is not None:
         if data is not None:
             raise UsageError("--pairs cannot be combined with --data", "use only one")
-        from attnlm.workflows.answers import read_pairs
-
-        asked = read_pairs(pairs)
-        answers = attnlm.answer_pairs(
-            opened, asked, checkpoint=chosen.which, device=settings["device"]
-        )
-        right = _right(answers)
-        facts = {"accuracy": right / len(answers), "right": right, "questions": len(answers)}
-        summary = f"{right / len(answers):.1%} of answers right: {right:,} of {len(answers):,}"
-        console.print_result_or_json(summary, facts, json)
+        _answer_pairs(opened, pairs, json, settings)
         return
-    verify = settings.pop("verify")
     if data is None:
         dataset = opened.open_dataset(verify=verify)
     else:
         dataset = attnlm.open_dataset(data, data_dir=opened.data_dir, verify=verify)
     references = opened.dataset if data is None else dataset
-    evaluation = attnlm.evaluate(opened, data=dataset, **settings)
+    found = attnlm.evaluate(opened, data=dataset, **settings)
     console.say(
         f"{opened.name}, {chosen.which} checkpoint (step {chosen.step}), "
-        f"{evaluation.tokens:,} tokens predicted"
+        f"{found.tokens:,} tokens predicted"
     )
     if opened.leaks:
         console.say(f"{NOT_COMPARABLE}: {opened.leaks.partition(';')[0]}")
     console.say(f"baselines: {baselines(opened.vocab_size, references)}")
-    perplexity = evaluation.perplexity
-    shown = f"{perplexity:,.3f}" if perplexity < 1e6 else "above a million"
-    losses = nats_and_bits(evaluation.loss, evaluation.bits_per_byte, digits=4)
-    share = "" if evaluation.accuracy is None else f"{evaluation.accuracy:.1%} of answers right; "
-    summary = f"{share}{losses}, perplexity {shown}"
-    measured: dict[str, Any] = {
-        "val_loss": evaluation.loss,
-        "bits_per_byte": evaluation.bits_per_byte,
-        "perplexity": perplexity,
-        "evaluated_tokens": evaluation.tokens,
+    facts = {
+        "val_loss": found.loss,
+        "bits_per_byte": found.bits_per_byte,
+        "perplexity": found.perplexity,
+        "evaluated_tokens": found.tokens,
         "bigram_loss": references.bigram_loss,
         "floor": references.floor,
         "checkpoint": chosen.which,
         "step": chosen.step,
         "leaks": opened.leaks or None,
-        "accuracy": evaluation.accuracy,
-        "longer_accuracy": evaluation.longer_accuracy,
+        "accuracy": found.accuracy,
+        "longer_accuracy": found.longer_accuracy,
     }
-    console.print_result_or_json(summary, measured, json)
-    if evaluation.longer_accuracy is not None and not json:
-        console.say(f"{evaluation.longer_accuracy:.1%} of answers to longer questions right")
+    console.print_result_or_json(_summary(found), facts, json)
+    if found.longer_accuracy is not None and not json:
+        console.say(f"{found.longer_accuracy:.1%} of answers to longer questions right")
 
 
-def _right(answers: list[attnlm.Answered]) -> int:
-    """Return the number of right answers."""
-    return sum(answered.is_right for answered in answers)
+def _answer_pairs(run: attnlm.Run, path: Path, json: bool, settings: dict[str, Any]) -> None:
+    """Print how many questions of a file a run answers right."""
+    from attnlm.workflows.answers import read_pairs
+
+    answers = attnlm.answer_pairs(run, read_pairs(path), **settings)
+    right, count = sum(answer.is_right for answer in answers), len(answers)
+    facts = {"accuracy": right / count, "right": right, "questions": count}
+    summary = f"{right / count:.1%} of answers right: {right:,} of {count:,}"
+    console.print_result_or_json(summary, facts, json)
+
+
+def _summary(found: attnlm.Evaluation) -> str:
+    share = "" if found.accuracy is None else f"{found.accuracy:.1%} of answers right; "
+    losses = nats_and_bits(found.loss, found.bits_per_byte, digits=4)
+    perplexity = f"{found.perplexity:,.3f}" if found.perplexity < 1e6 else "above a million"
+    return f"{share}{losses}, perplexity {perplexity}"

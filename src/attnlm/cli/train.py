@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,67 +17,78 @@ from attnlm.base.folders import command_for, folder_flag
 from attnlm.base.formatting import duration, quantity
 from attnlm.cli import console, options
 from attnlm.cli.event_printer import BEGINNING, Display, computation, counted, parts_in_words
-from attnlm.cli.options import option, shared, switch, with_options
+from attnlm.cli.options import option, with_options
 from attnlm.compute.processes import is_launched, is_main
 from attnlm.config.recipes import recipe_names, to_toml
-from attnlm.config.settings import RECORD_OF, resolve_new
+from attnlm.config.settings import RECORD_OF, Request, resolve_new
 from attnlm.model.architecture import RUNGS
 
+_OF_TRAINING = ("checkpoint", "name", "exist_ok", "log")  # without meaning for an estimate
 _TOOLS = ("tensorboard", "wandb", "trackio")
 
 
 @with_options(
-    RECORD_OF | shared("checkpoint", "checkpoint_dir", "data_dir", "verify"),
+    "checkpoint_dir",
+    "data_dir",
+    "verify",
+    "set",
+    "name",
+    settings=RECORD_OF,
     helps={
-        "checkpoint": "which weights of the --from run: auto|best|last, or a step that was kept"
+        "budget": "time for the whole command, such as 90s, 5m or 1h30m, instead of `steps`; "
+        "default: no limit",
     },
     common=(
         "model", "embed_dim", "layers", "block_size", "heads", "dropout", "batch_size", "steps",
         "budget", "learning_rate", "seed", "recipe", "dry_run", "name", "resume", "start_from",
-        "device", "json", "quiet",
+        "device", "json", "quiet", "dataset",
     ),
-)  # fmt: skip
-def train(
-    dataset: str | None,
-    *,
-    recipe: str | None = option(
+    checkpoint=option(
+        "auto",
+        "which weights of the --from run: auto|best|last, or a step that was kept",
+        complete=options.CHECKPOINTS,
+    ),
+    recipe=option(
         None,
         "settings from a recipe: its name, a TOML file, or a run's config.json; "
         "options override the recipe",
         complete=options.words(*recipe_names()),
     ),
-    print_config: bool = switch("print the settings as a recipe, and exit", "--print-config"),
-    dry_run: bool = switch(
-        "print parameters, memory, FLOPs and the predicted time, and exit without training",
-        "--dry-run",
+    print_config=option(False, "print the settings as a recipe, and exit"),
+    dry_run=option(
+        False, "print parameters, memory, FLOPs and the predicted time, and exit without training"
     ),
-    vocab_size: int | None = option(
-        None, "size of the vocabulary, instead of a data set, with --dry-run"
+    vocab_size=option(
+        None, "size of the vocabulary, instead of a data set, with --dry-run", type=int
     ),
-    name: str | None,
-    exist_ok: bool = switch(
+    exist_ok=option(
+        False,
         "take the run of that name if it has this configuration, and resume it if it is unfinished",
-        "--exist-ok",
     ),
-    set_: list[str] | None,
-    force: bool = switch("train also a model that sees later tokens", "--force"),
-    resume: str | None = option(
-        None, "name or path of a run to resume", complete=options.names("run")
-    ),
-    start_from: str | None = option(
+    force=option(False, "train also a model that sees later tokens"),
+    resume=option(None, "name or path of a run to resume", complete=options.names("run")),
+    start_from=option(
         None,
         "name or path of a run: the new run starts from its model and weights",
         "--from",
         complete=options.names("run"),
     ),
-    log: str | None = option(
+    log=option(
         None,
-        f"tools to log to, separated by commas: {'|'.join(_TOOLS)}, or none; name them "
+        f"tools to log to, separated by commas: {'|'.join(_TOOLS)}; name them "
         "again to continue the log of a resumed run",
-        complete=options.words(*_TOOLS, "none"),
+        complete=options.words(*_TOOLS),
     ),
+)  # fmt: skip
+def train(
+    dataset: str | None,
+    *,
+    print_config: bool,
+    dry_run: bool,
+    vocab_size: int | None,
     json: bool,
     quiet: bool,
+    on_event: Any,
     **settings: Any,
 ) -> None:
     """Train a model on prepared data.
@@ -88,59 +97,32 @@ def train(
     on the model: "64; 128 (gpt2)" means 128 for gpt2, and 64 for all others; "2 (gpt2)" means that
     the option applies to gpt2 only.
     """
-    places = {name: settings.pop(name) for name in ("checkpoint_dir", "data_dir")}
+    typed = options.given({name: settings.pop(name) for name in (*RECORD_OF, "set")})
     verify = settings.pop("verify")
-    checkpoint = settings.pop("checkpoint")
-    checkpoint_dir, data_dir = Path(places["checkpoint_dir"]), Path(places["data_dir"])
-    settings = options.typed_settings(settings, set_)
-    tools = [t.strip() for t in (log or "").split(",") if t.strip() not in ("", "none")]
-    if tools:
-        from attnlm.see.loggers import check_tools
-
-        check_tools(tools)
-    data: str | attnlm.Dataset | None = dataset
-    parent: attnlm.Run | None = None
+    if print_config:
+        _print_config(_request(typed, settings), settings["recipe"])
+        return
     count = 1
     if is_launched():
         # PyTorch logs a warning with its C++ stack for each failed attempt to connect.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-        quiet = quiet or not is_main()
-    elif resume is not None and not print_config:
-        resumed = attnlm.open_run(resume, **places)
+    elif settings["resume"] is not None:
+        resumed = options.opened_run(settings["resume"], {**settings})
         if verify:
             resumed.open_dataset(verify=True)
-        count = settings.get("processes", resumed.config.training.processes)
+        count = typed.get("processes", resumed.config.training.processes)
     else:  # errors are reported before torch is loaded
-        if start_from is not None:
-            parent = attnlm.open_run(start_from, checkpoint_dir=checkpoint_dir)
-        request = resolve_new(settings, recipe, parent)
-        if print_config:
-            if len(request.sizes) > 1:
-                raise UsageError(
-                    f"the recipe {recipe} has {len(request.sizes)} sizes, and training chooses one",
-                    "train with it first, then use the config.json of the run, which has one size",
-                )
-            console.print_result(to_toml(request.config.settings()).rstrip())
-            return
-        count = request.config.training.processes
-        settings = {"request": request}
+        count = _request(typed, settings).config.training.processes
         if vocab_size is None:
-            data = attnlm.open_dataset(dataset, data_dir=data_dir, verify=verify)
-        if name is not None and not exist_ok:
+            attnlm.open_dataset(dataset, data_dir=settings["data_dir"], verify=verify)
+        if settings["name"] is not None and not settings["exist_ok"]:
             from attnlm.runs.create_run import check_name_is_free
 
-            check_name_is_free(name, checkpoint_dir)
-    settings |= {
-        "recipe": recipe,
-        "resume": resume,
-        "start_from": parent or start_from,
-        "force": force,
-        **places,
-    }
+            check_name_is_free(settings["name"], Path(settings["checkpoint_dir"]))
     if dry_run:
+        typed |= {n: v for n, v in settings.items() if n not in _OF_TRAINING}
         if is_main():
-            shown = Display(quiet)
-            cost = attnlm.estimate(data, vocab_size=vocab_size, on_event=shown, **settings)
+            cost = attnlm.estimate(dataset, vocab_size=vocab_size, on_event=on_event, **typed)
             _report_estimate(cost, json)
         return
     if vocab_size is not None:
@@ -149,51 +131,60 @@ def train(
         from attnlm.compute.launcher import run_processes
 
         raise typer.Exit(run_processes(count, sys.argv[1:]))
-
-    with contextlib.closing(Display(quiet, tools)) as display:
-        try:
-            run = attnlm.train(
-                data,
-                checkpoint=checkpoint,
-                name=name,
-                exist_ok=exist_ok,
-                log=tools,
-                on_event=display,
-                **settings,
-            )
-        except KeyboardInterrupt:
-            display.close()
-            _say_stopped(display.run, tools, quiet)
-            raise
+    try:
+        run = attnlm.train(dataset, on_event=on_event, **settings, **typed)
+    except KeyboardInterrupt:
+        _say_stopped(on_event, settings["log"])
+        raise
     if is_main():
         _report(run, json, quiet)
-        if run.config.spec.name in RUNGS and not (recipe or resume or start_from or quiet):
-            folders = [*folder_flag(data_dir, "data set"), *folder_flag(checkpoint_dir)]
-            _say_next_model(run.config.spec.name, dataset, folders)
+        if not (quiet or settings["recipe"] or settings["resume"] or settings["start_from"]):
+            _say_next_model(run)
 
 
-def _say_stopped(run: attnlm.Run | None, tools: Sequence[str], quiet: bool) -> None:
+def _request(typed: Mapping[str, Any], settings: Mapping[str, Any]) -> Request:
+    """Return what is asked for, of a new run."""
+    parent = None
+    if settings["start_from"] is not None:
+        parent = attnlm.open_run(settings["start_from"], checkpoint_dir=settings["checkpoint_dir"])
+    return resolve_new(typed, settings["recipe"], parent)
+
+
+def _print_config(request: Request, recipe: str | None) -> None:
+    if len(request.sizes) > 1:
+        raise UsageError(
+            f"the recipe {recipe} has {len(request.sizes)} sizes, and training chooses one",
+            "train with it first, then use the config.json of the run, which has one size",
+        )
+    console.print_result(to_toml(request.config.settings()).rstrip())
+
+
+def _say_stopped(display: Display, log: str | None) -> None:
     """Say what an interrupted training saved, and how to resume it."""
+    display.close()
+    run = display.run
     if run is not None and run.last.exists():
         step = run.checkpoint("last").step
         console.say(f"stopped; the last complete step, {step:,}, is saved in {run.path}")
-        if not quiet:
-            again = ["--log", ",".join(tools)] if tools else []
+        if not display.quiet:
+            again = ["--log", log] if log else []
             console.say_next(command_for("attnlm train --resume", run.path, *again))
     elif is_main():
         console.say("stopped before the first step; nothing was saved")
 
 
-def _say_next_model(model: str, dataset: str | None, folders: Sequence[str]) -> None:
-    """Print the command that trains the model after `model` in the ladder."""
-    arguments = ["attnlm", "train", *([] if dataset is None else [dataset])]
-    if higher := RUNGS[RUNGS.index(model) + 1 :]:
-        arguments += ["--model", higher[0]]
-        purpose = "the next model of the ladder"
+def _say_next_model(run: attnlm.Run) -> None:
+    """Print the command that trains the model after the run's in the ladder."""
+    if run.config.spec.name not in RUNGS:
+        return
+    if higher := RUNGS[RUNGS.index(run.config.spec.name) + 1 :]:
+        flags, purpose = ["--model", higher[0]], "the next model of the ladder"
     else:
-        arguments += ["--recipe", "best", "--budget", "2m"]
+        flags = ["--recipe", "best", "--budget", "2m"]
         purpose = "the best transformer for this text in two minutes"
-    console.say_next(shlex.join([*arguments, *folders]), purpose)
+    flags += folder_flag(run.path.parent)
+    dataset = Path(run.dataset.path)
+    console.say_next(command_for("attnlm train", dataset, *flags, kind="data set"), purpose)
 
 
 def _report(run: attnlm.Run, json: bool, quiet: bool) -> None:

@@ -14,6 +14,7 @@ import html
 import importlib.util
 import os
 import secrets
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -158,6 +159,9 @@ class LogListener:
                 with self._dropping_failed_tool(name):
                     _check_links(event.run.path, name)
                     self._tools[name] = TOOLS[name](event.run, _id_of(event.run), event.first_step)
+            if "tensorboard" in self._tools:
+                runs = shlex.quote(str(event.run.path.parent))
+                self._on_event(Note(f"to see it: tensorboard --logdir {runs}"))
         elif not self._tools:
             return
         elif isinstance(event, Stepped) and event.step >= self._next_point:

@@ -50,8 +50,7 @@ class ProgressBar:
             if event.done == event.total:
                 self.close()
         elif isinstance(event, Note):
-            self.clear()
-            _write_line(event.text)
+            self.note(event.text)
         else:
             self._follow_training(event)
 
@@ -75,6 +74,11 @@ class ProgressBar:
                 leave=False,
                 bar_format=_TRAINING_FORMAT if task == "train" else None,
             )
+
+    def note(self, text: str) -> None:
+        """Write the text of a Note."""
+        self.clear()
+        _write_line(text)
 
     def clear(self) -> None:
         """Clear the bar to print a line in the terminal; the bar returns with the next event."""

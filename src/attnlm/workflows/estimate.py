@@ -69,7 +69,6 @@ def estimate(
     checkpoint_dir: str | Path = CHECKPOINT_DIR,
     data_dir: str | Path = DATA_DIR,
     on_event: OnEvent | None = None,
-    request: Request | None = None,
     **settings: Any,
 ) -> Estimate:
     """Return what `train` would cost with the same arguments, without writing anything.
@@ -98,7 +97,7 @@ def estimate(
             parent = None
             if start_from is not None:
                 parent = open_run(start_from, checkpoint_dir=checkpoint_dir)
-            request = request or resolve_new(settings, recipe, parent)
+            request = resolve_new(settings, recipe, parent)
             processes = request.config.training.processes
             if processes > 1 and "OMP_NUM_THREADS" not in os.environ:
                 torch.set_num_threads(max(1, cores() // processes))  # as several have

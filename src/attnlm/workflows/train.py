@@ -59,7 +59,6 @@ def train(
     log: str | Sequence[str] | None = None,
     on_event: OnEvent | None = None,
     on_step: OnStep | None = None,
-    request: Request | None = None,
     **settings: Any,
 ) -> Run:
     """Train a model on a prepared data set, and return the run.
@@ -68,8 +67,7 @@ def train(
 
     `dataset` is an open data set, a name or a path; default: the last prepared one. `settings` are
     the fields of Architecture and TrainingConfig. They override the settings of `recipe`: a name, a
-    path, or a dictionary such as `run.config.settings()`. `request` takes the place of both: it is
-    what `resolve_new` returned for them.
+    path, or a dictionary such as `run.config.settings()`.
 
     `resume` continues a run; only steps, eval_every, keep_every, patience and how to compute
     (device, dtype, threads, compile, …) can be changed. `start_from` begins a new run with the
@@ -85,7 +83,8 @@ def train(
     `on_event` is called with the events Note, Started, Stepped, Evaluated and Finished. The run's
     curve.png is redrawn at each evaluation. `on_step` is called after every step, with the number
     of steps made and the batch's loss, a tensor of shape () on the device. `log` names tools to log
-    to (tensorboard, wandb, trackio). Name them again to continue a resumed run's log.
+    to (tensorboard, wandb, trackio), in a list or separated by commas. Name them again to continue
+    a resumed run's log.
 
     Raises AttnlmError (UsageError for invalid arguments). On SIGINT, SIGTERM and SIGHUP, training
     saves the last complete step and raises Interrupted, a KeyboardInterrupt. So `on_event` can stop
@@ -93,7 +92,7 @@ def train(
     """
     check_not_running()
     began = clock.budget_start()
-    tools = [log] if isinstance(log, str) else log or ()
+    tools = [name.strip() for name in log.split(",")] if isinstance(log, str) else log or ()
     check_tools(tools)
     with join_processes() as processes, contextlib.ExitStack() as stack:
         listener: OnEvent = ignore
@@ -122,7 +121,7 @@ def train(
             parent = None
             if start_from is not None:
                 parent = open_run(start_from, checkpoint_dir=checkpoint_dir)
-            request = request or resolve_new(settings, recipe, parent)
+            request = resolve_new(settings, recipe, parent)
             job = _new_job(call, request, dataset, parent, checkpoint, name, exist_ok, force)
         if processes.is_main:
             announce(processes, job)
