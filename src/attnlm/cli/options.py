@@ -203,11 +203,6 @@ def with_options(
     return with_settings
 
 
-def every(record: type) -> dict[str, type]:
-    """Return the settings of a record that have a line of help."""
-    return {name: record for name, field in fields_of(record).items() if field.metadata}
-
-
 def opened_run(name: str | None, settings: Settings) -> attnlm.Run:
     """Return the run that a command names, and take the folders it is opened with from `settings`.
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import attnlm
 from attnlm.base.folders import KINDS, command_for
+from attnlm.base.setting_fields import fields_of
 from attnlm.cli import console, options
 from attnlm.cli.event_printer import baselines
-from attnlm.cli.options import argument, every, option, with_options
+from attnlm.cli.options import argument, option, with_options
 from attnlm.config.prepare_options import PrepareOptions
 from attnlm.config.settings import resolve
 from attnlm.text.tasks import TASKS
@@ -24,7 +25,7 @@ _SHOWN = 60  # characters of an example
 
 @with_options(
     "data_dir",
-    settings=every(PrepareOptions),
+    settings=dict.fromkeys(fields_of(PrepareOptions), PrepareOptions),
     name=option(None, "name of the data set; default: <source>-<tokenizer>"),
     offline=option(False, "never use the network"),
     force=option(False, "replace an existing data set of the same name"),

@@ -31,6 +31,9 @@ _QUESTIONS = 10  # asked if there is no prompt
 
 @with_options(
     settings=SAMPLING,
+    interactive=option(
+        False, "continue each line that you type, until /bye", "--interactive", "-i"
+    ),
     show_probs=option(False, "show the probability of each token, and the likeliest alternatives"),
     stop=option(
         None,
@@ -46,9 +49,7 @@ def sample(
         None, "text to continue; - reads stdin, without its final newline", callback=utf8
     ),
     show_probs: bool,
-    interactive: bool = option(
-        False, "continue each line that you type, until /bye", "--interactive", "-i"
-    ),
+    interactive: bool,
     checkpoint: str,
     device: str,
     checkpoint_dir: str,
@@ -92,8 +93,11 @@ def sample(
     facts = _generate(sampler, ids, text, config, ignore if json else console.write, show_probs)
     if json:
         console.print_json(facts | {"checkpoint": chosen.which, "step": chosen.step})
-    elif not show_probs and sys.stdout.isatty():
-        console.write("\n")
+    elif not show_probs:  # its output ends with a line end
+        if sys.stdout.isatty():
+            console.write("\n")
+        else:
+            say("")  # a terminal may show both streams: start a new line
     seconds, speed = facts["seconds"], facts["tokens_per_second"]
     say(f"{facts['generated_tokens']:,} tokens in {duration(seconds)}, {speed:,} tokens/s")
     if not quiet:
