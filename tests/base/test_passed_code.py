@@ -122,6 +122,13 @@ def test_the_kept_source_of_a_script_computes_the_same(name: str, tmp_path: Path
     assert (code, code.load()) == ("part.py:Part", part)
 
 
+def test_what_has_not_run_yet_is_not_kept(tmp_path: Path) -> None:
+    text = "from attnlm.base.own_code import passed_code\nA = 1\n" + PART.format("A")
+    then = "kept = passed_code(Part)\nA = 2\nthen = passed_code(Part)\n"
+    for scope in (script(tmp_path, text + then), notebook(text, then)):
+        assert (value(scope["kept"]), value(scope["then"])) == (1, 2)
+
+
 NOTEBOOKS: dict[str, list[str]] = {
     "the last counts": ["def f(): return 1", PART.format("f()"), "def f(): return 2"],
     "an old base": ["class A:\n    x = 1", "class Part(A):\n    def value(self): return self.x",

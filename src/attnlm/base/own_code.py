@@ -13,7 +13,9 @@ import ast
 import builtins
 import contextlib
 import hashlib
+import inspect
 import json
+import math
 import os
 import symtable
 import sys
@@ -383,17 +385,30 @@ def _calls(statement: _Statement, scope: Mapping[str, Any]) -> bool:
 
 
 def _statements(scope: Mapping[str, Any]) -> Iterator[_Statement]:
-    """Yield the statements of a script or module, or of the notebook's cells that have run."""
+    """Yield the statements that have run in a script, module or notebook, oldest first."""
     cells = list(scope["In"]) if "get_ipython" in scope else []
     if not cells:
         path = Path(scope.get("__file__") or "")
         if not path.is_file():  # such as <stdin>
             raise LookupError("it is in no file")
         cells = [decode_source(files.read_bytes(path))]
-    for cell in cells:
+    for number, cell in enumerate(cells, 1):
+        line_now = _line_now(scope) if number == len(cells) else math.inf
         with contextlib.suppress(SyntaxError):  # in a cell that could not run
             for node in ast.parse(cell).body:
-                yield _statement(node, cell, scope)
+                if node.lineno <= line_now:
+                    yield _statement(node, cell, scope)
+
+
+def _line_now(scope: Mapping[str, Any]) -> float:
+    """Return the line that a script or cell has reached; infinity if it has ended."""
+    line = math.inf
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_globals is scope and frame.f_locals is scope:
+            line = frame.f_lineno
+        frame = frame.f_back
+    return line
 
 
 def _statement(node: ast.stmt, cell: str, scope: Mapping[str, Any]) -> _Statement:
