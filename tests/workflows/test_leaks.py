@@ -53,6 +53,7 @@ UNKNOWN = {
     "a generator of its own": "x + self.training * own.random()",
     "a count of the file": "x + later(x) * next(counts)",
     "NaN in training": "x / (1 - self.training) * 0",
+    "NaN of a module that is not registered": "nn.Identity()(x * float('nan'))",
 }
 SOURCE = """import itertools
 import random

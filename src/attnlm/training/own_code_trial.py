@@ -219,7 +219,7 @@ def find_leak(config: Config, model: LanguageModel, most: int) -> str:
 
 
 def _first_not_finite(model: LanguageModel, ids_BT: Tensor, is_training: bool) -> str:
-    """Return the name of the first module whose output has NaN or infinity."""
+    """Return the name of the first registered module whose output has NaN or infinity."""
     found: list[nn.Module] = []
 
     def look(module: nn.Module, inputs: object, output: object) -> None:
@@ -229,7 +229,7 @@ def _first_not_finite(model: LanguageModel, ids_BT: Tensor, is_training: bool) -
     with register_module_forward_hook(look):
         logits_of(model, ids_BT, is_training)
     names = {module: name or "the model" for name, module in model.named_modules()}
-    return names[found[0]] if found else "the model"
+    return next((names[module] for module in found if module in names), "the model")
 
 
 def _leak_in(
