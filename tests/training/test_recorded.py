@@ -23,7 +23,7 @@ from attnlm.base.own_code import OwnCodeError
 from attnlm.compute.device import Device
 from attnlm.config.settings import resolve_new
 from attnlm.training import recorded
-from attnlm.training.recorded import _OPENERS, check_recorded
+from attnlm.training.recorded import _OPENERS, _is_same, check_recorded
 from attnlm.training.state import initial_state
 
 CPU = Device("cpu", "float32", "")
@@ -256,6 +256,13 @@ def test_what_a_script_sets_outside_of_its_file_is_refused(
         vars(math).pop("MINE", None)
         if hasattr(torch.Tensor, "half_it"):
             delattr(torch.Tensor, "half_it")
+
+
+def test_numbers_that_are_not_finite_equal_only_themselves() -> None:
+    texts = "nan 1", "0 1", "inf 1", f"{torch.finfo(torch.float32).max} 1", "1", "1 1"
+    numbers = [torch.tensor([float(number) for number in text.split()]) for text in texts]
+    for a in numbers:
+        assert [_is_same(a, b, CPU) for b in numbers] == [a is b for b in numbers]
 
 
 def test_one_process_opens_all_runs_of_a_process(tmp_path: Path) -> None:
