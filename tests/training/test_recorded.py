@@ -9,6 +9,7 @@ import os
 import random
 import re
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -282,6 +283,19 @@ def test_another_process_has_a_time_limit(tmp_path: Path, monkeypatch: pytest.Mo
     waits = "'--my-option' in sys.argv or __import__('time').sleep(1000)"
     with pytest.raises(OwnCodeError, match="another process: it took more than 2 seconds"):
         check(tmp_path, waits)
+
+
+def test_a_process_that_was_ended_after_its_answer_is_not_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Late(threading.Timer):
+        def cancel(self) -> None:
+            super().cancel()
+            self.function(*self.args)
+
+    monkeypatch.setattr(threading, "Timer", Late)
+    check(tmp_path, "")
+    check(tmp_path, "")
 
 
 def test_what_is_made_in_evaluation_is_used_in_training(train: Any, tmp_path: Path) -> None:

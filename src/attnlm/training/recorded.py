@@ -197,7 +197,8 @@ def _open_elsewhere(
             answer = opener.stdout.readline()
     finally:
         limit.cancel()
-        if answer.endswith("\n"):
+        limit.join()  # it may have ended the process after the answer
+        if answer.endswith("\n") and opener.poll() is None:
             _OPENERS[key] = opener
         else:
             _end(opener)
@@ -231,6 +232,7 @@ def _end(opener: subprocess.Popen[str]) -> None:
     else:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(opener.pid, signal.SIGKILL)
+    opener.wait()
 
 
 @atexit.register
