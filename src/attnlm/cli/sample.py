@@ -278,7 +278,7 @@ def eval_(
         f"{found.tokens:,} tokens predicted"
     )
     if opened.leaks:
-        console.say(f"{NOT_COMPARABLE}: {opened.leaks.partition(';')[0]}")
+        console.say(f"{NOT_COMPARABLE}: {opened.leaks}")
     console.say(f"baselines: {baselines(opened.vocab_size, references)}")
     facts = {
         "val_loss": found.loss,

@@ -42,7 +42,16 @@ _TIMED = 0.05  # seconds
 
 
 class NotCausalError(OwnCodeError):
-    """Raised for a model whose logits depend on later tokens."""
+    """Raised for a model whose logits depend on later tokens; `leak` says how."""
+
+    def __init__(self, name: str, leak: str, more: str = "") -> None:
+        self.leak = leak
+        super().__init__(
+            f"{name} is not causal: {leak}",
+            "mask the scores before the softmax, with -inf where the key is later than the query; "
+            "normalise over the keys, softmax(dim=-1), and by LayerNorm or RMSNorm, not over the "
+            f"tokens{more}",
+        )
 
 
 def check_required(config: Config, vocab_size: int, force: bool = False) -> str:
@@ -61,7 +70,7 @@ def check_required(config: Config, vocab_size: int, force: bool = False) -> str:
             except NotCausalError as error:
                 if not force:
                     raise
-                leak = error.message
+                leak = error.leak
     return leak
 
 
@@ -71,12 +80,7 @@ def _check_causal(config: Config, model: LanguageModel) -> str:
     with keeping_random_state(_CPU, config):
         leak = find_leak(config, model, most)
     if leak:
-        raise NotCausalError(
-            f"{config.spec.name} is not causal: {leak}",
-            "mask the scores before the softmax, with -inf where the key is later than the query; "
-            "normalise over the keys, softmax(dim=-1), and by LayerNorm or RMSNorm, not over the "
-            "tokens",
-        )
+        raise NotCausalError(config.spec.name, leak)
     places = model.block_size - 1
     some = f" ({most:,} of {places:,} places were tried)" if most < places else ""
     return f"logits depend on no later token{some}"

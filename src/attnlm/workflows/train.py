@@ -299,7 +299,8 @@ def new_config(
     try:
         leaks = check_required(request.config, dataset.vocab_size, force)
     except NotCausalError as error:
-        raise NotCausalError(error.message, f"{error.hint}; or use `force`") from None
+        name = request.config.spec.name
+        raise NotCausalError(name, error.leak, "; or use `force`") from None
     return *complete_config(request, dataset, began, on_event), leaks
 
 
