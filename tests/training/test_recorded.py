@@ -323,6 +323,20 @@ def test_state_that_a_later_step_changes_is_refused_at_an_evaluation(
     assert steps == [0, 7, 14, 21, 28][: evaluated + 1]
 
 
+def test_the_weights_that_a_run_starts_from_are_compared_before_step_1(
+    train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = SOURCE.replace("INIT", "self.g = nn.Parameter(torch.ones(1))").replace(
+        "BODY", "y = y * (self.g + (self.g != 1) * ('--my-option' in sys.argv))"
+    )
+    (tmp_path / "mine.py").write_text(source)
+    parent = train(attention=f"{tmp_path}/mine.py:Part", embed_dim=8)
+    monkeypatch.setattr(sys, "argv", ["script.py", "--my-option"])
+    with pytest.raises(OwnCodeError, match="computes something else"):
+        train(start_from=parent, name="child")
+    assert not (parent.path.parent / "child").exists()
+
+
 def test_the_comparison_changes_nothing(tmp_path: Path) -> None:
     source = SOURCE.replace("INIT", BUFFER + ", torch.zeros(1))").replace(
         "BODY", "self.seen = self.seen + torch.rand(1); y = y + self.seen"

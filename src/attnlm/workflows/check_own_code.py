@@ -54,23 +54,30 @@ class NotCausalError(OwnCodeError):
         )
 
 
-def check_required(config: Config, vocab_size: int, force: bool = False) -> str:
-    """Check what a run with own code needs, before step 1.
+def check_causality(config: Config, vocab_size: int, force: bool = False) -> str:
+    """Raise NotCausalError if the logits of a model with own code depend on later tokens.
 
-    Raises AttnlmError for what does not hold, and what the code raises. If `force` is True, return
-    how the logits depend on later tokens, "" if they don't, instead of raising NotCausalError.
+    If `force` is True, return how instead, "" if they don't. Raises also what the code raises.
     """
-    leak = ""
-    model = _built_model(config, vocab_size) if config.codes else None
-    for name, look in REQUIRED.items():
-        if model is not None and (config.spec.codes or name == "recorded"):
-            try:
-                with restoring(model):
-                    look(config, model)
-            except NotCausalError as error:
-                if not force:
-                    raise
-                leak = error.leak
+    if config.spec.codes:
+        try:
+            _check_causal(config, _built_model(config, vocab_size))
+        except NotCausalError as error:
+            if not force:
+                raise
+            return error.leak
+    return ""
+
+
+def check_required(config: Config, vocab_size: int, force: bool = False) -> str:
+    """Check what a run with own code needs, on the CPU and with new weights.
+
+    `force`, errors and result are as of `check_causality`. Raises AttnlmError also if a run that is
+    opened again computes something else.
+    """
+    leak = check_causality(config, vocab_size, force)
+    if config.codes:
+        _check_recorded(config, _built_model(config, vocab_size))
     return leak
 
 

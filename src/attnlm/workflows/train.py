@@ -36,7 +36,7 @@ from attnlm.training.recorded import check_recorded
 from attnlm.training.schedule import budget_end
 from attnlm.training.state import load_or_init_state
 from attnlm.workflows.autotune import autotune, check_context, complete_config, missing_form
-from attnlm.workflows.check_own_code import NotCausalError, check_required
+from attnlm.workflows.check_own_code import NotCausalError, check_causality
 from attnlm.workflows.evaluate import measure_on_whole, take_snapshot
 
 _OF_THE_DEVICE = ("dtype", "compile", "threads")
@@ -171,7 +171,7 @@ def _trained(
     run, processes, training = job.run, call.processes, job.run.config.training
     use_precision(device)
     state = load_or_init_state(run, device, job.is_fresh, processes)
-    if processes.is_main and not job.is_fresh:  # that of a new run was checked
+    if processes.is_main:  # with the weights and on the device of step 1
         check_recorded(run.config, state.model, device)
     ends = None
     if training.budget is not None:
@@ -290,14 +290,14 @@ def new_config(
     """Return the complete configuration of a new run, the device to train on, and how the model's
     logits depend on later tokens; "" if they don't.
 
-    Raises as `check_required` and `complete_config` do, and AttnlmError if the tokenizer is not
+    Raises as `check_causality` and `complete_config` do, and AttnlmError if the tokenizer is not
     that of `parent`.
     """
     if parent is not None:
         check_tokenizer(parent, dataset)
         check_context(request.config, dataset, is_fixed=True)
     try:
-        leaks = check_required(request.config, dataset.vocab_size, force)
+        leaks = check_causality(request.config, dataset.vocab_size, force)
     except NotCausalError as error:
         name = request.config.spec.name
         raise NotCausalError(name, error.leak, "; or use `force`") from None
