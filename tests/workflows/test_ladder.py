@@ -549,6 +549,7 @@ def test_a_value_with_which_training_diverges_is_not_chosen(
     def training(dataset: Any, recipe: Any, **options: Any) -> Run:
         if recipe["learning_rate"] > 0.1:
             raise StepNotFiniteError(1, 1, TrainingConfig())
+        options["on_event"](Note(f"memory ran out at {recipe['learning_rate']}"))
         return train(dataset, recipe=recipe, **options)
 
     notes: list[object] = []
@@ -559,6 +560,7 @@ def test_a_value_with_which_training_diverges_is_not_chosen(
         0.2,
         0.4,
     ]
+    assert Note("memory ran out at 0.05") in notes  # in a trial
     assert plan_of(ladder).adapted == {"bigram": {"learning_rate": 0.1}}
     assert ladder.groups[0].about["learning_rate"] == 0.1
 

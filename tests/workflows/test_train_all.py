@@ -11,6 +11,7 @@ import pytest
 
 import attnlm
 from attnlm.base.errors import AttnlmError
+from attnlm.base.events import ignore
 from attnlm.base.signals import Interrupted
 from attnlm.data.dataset import Dataset
 from attnlm.training.events import Evaluated, Started
@@ -60,7 +61,7 @@ def test_a_run_finds_its_data_from_another_folder(
 ) -> None:
     monkeypatch.chdir(dataset.path.parent)
     relative = attnlm.open_dataset(dataset.path.name, data_dir=".")
-    (run, _) = train_all(trainings(), relative, tmp_path).values()
+    (run, _) = train_all(trainings(), relative, tmp_path, ignore).values()
     monkeypatch.chdir(tmp_path)
     assert attnlm.open_run(run.path).open_dataset().path == dataset.path
 
@@ -72,9 +73,9 @@ def test_a_run_finds_its_data_from_another_folder(
 def test_a_run_of_other_settings_or_data_is_refused(
     changed: dict[str, Any], named: str, dataset: Dataset, tmp_path: Path
 ) -> None:
-    train_all(trainings(), dataset, tmp_path, lambda event: None)
+    train_all(trainings(), dataset, tmp_path, ignore)
     with pytest.raises(AttnlmError, match=f"called seed-1 exists, but its `{named}` differs"):
-        train_all(trainings(**changed), dataset, tmp_path, lambda event: None)
+        train_all(trainings(**changed), dataset, tmp_path, ignore)
     other = prepared(tmp_path, "another text of fruits " * 50, name="other")
     with pytest.raises(AttnlmError, match="but its `data set` differs"):
-        train_all(trainings(), other, tmp_path, lambda event: None)
+        train_all(trainings(), other, tmp_path, ignore)

@@ -298,6 +298,11 @@ def _new_folder(plan: LadderPlan, name: str | None, folder: Path) -> Path:
 def _tuned(path: Path, plan: LadderPlan, dataset: Dataset, on_event: OnEvent) -> LadderPlan:
     """Return the plan in which each rung has its best learning rate, and write it."""
     held_out = _with_held_out(dataset)
+
+    def pass_notes(event: object) -> None:
+        if isinstance(event, Note):  # not the headers and evaluations of each trial
+            on_event(event)
+
     for rung in plan.rungs:
         losses = {}
         for rate in plan.rates(rung):
@@ -306,7 +311,7 @@ def _tuned(path: Path, plan: LadderPlan, dataset: Dataset, on_event: OnEvent) ->
             settings |= {"steps": steps, "eval_every": steps}
             try:
                 with workspace(path) as folder:
-                    (run,) = train_all({"trial": settings}, held_out, folder).values()
+                    (run,) = train_all({"trial": settings}, held_out, folder, pass_notes).values()
                     losses[rate] = run.evaluations()[-1].val_loss
                 said = f"loss {losses[rate]:.4f}"
             except Exception as error:  # noqa: BLE001 - own code may raise anything

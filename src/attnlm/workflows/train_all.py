@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from attnlm.base.events import Note, OnEvent, ignore
+from attnlm.base.events import Note, OnEvent
 from attnlm.base.own_code import OwnCodeError, own_traceback
 from attnlm.base.setting_fields import Settings
 from attnlm.config.settings import resolve
@@ -19,7 +19,7 @@ def train_all(
     trainings: Mapping[str, Settings],
     dataset: Dataset,
     folder: Path,
-    on_event: OnEvent = ignore,
+    on_event: OnEvent,
     title: str = "",
 ) -> dict[str, Run]:
     """Train a run for each of `trainings`, which has the settings by the run's name in `folder`.
