@@ -251,7 +251,7 @@ run.snapshots.find((snapshot) => snapshot.step === step) => this.shown
 the corrupted activation is put into the corrupted pass
 index, clean[index]) => index, corrupted[index])
 shares are not relative to the corrupted pass
-difference(patched.logits[:, -1]) - d_2[1] => difference(patched.logits[:, -1])
+difference(patched.logits) - d_2[1] => difference(patched.logits)
 == see/verdicts.py
 many pairs are judged as one
 tails = FALSE_CLAIMS / pairs_left => tails = FALSE_CLAIMS
