@@ -23,7 +23,7 @@ import torch
 import attnlm
 import attnlm.see.curves
 from attnlm.__main__ import main
-from attnlm.base.signals import Interrupted
+from attnlm.base.process import Interrupted
 from attnlm.compute import processes as compute_processes
 from attnlm.compute.device import choose_device
 from attnlm.compute.processes import Processes, join_processes

@@ -45,21 +45,21 @@ class Patch(NamedTuple):
 # For each file, what breaks there, and the change: old => new, or a diff where this is longer than
 # a line. The file has the old text once, perhaps in a longer line.
 _TABLE = r"""
-== base/atomic_folders.py
-folders only seem to change places
-new.rename(target) => pass
-locks are ignored
-lock.acquire() => pass
 == base/files.py
 a replaced file is not flushed
 -os.fsync(file.fileno())
--            temporary.replace(path)
+-        temporary.replace(path)
 +pass
-+            temporary.replace(path)
++        temporary.replace(path)
 a sealed JSON file's hash is not compared
 content.pop("sha256", None) != _json_hash(content) => content.pop("sha256", None) is None
 files are written under their final names
 temporary = folder / path.name => temporary = path
+== base/folders.py
+folders only seem to change places
+new.rename(target) => pass
+locks are ignored
+lock.acquire() => pass
 == base/own_code.py
 code in a run's folder runs unasked
 if not _accepted_calls(self.sha256): => if False:
@@ -67,7 +67,7 @@ a run calls whatever an accepted file has
 if ANY_MODULE in accepted and is_module and => if
 a run's file need not be what its hash says
 if hashlib.sha256(content).hexdigest() != self.sha256: => if False:
-== base/signals.py
+== base/process.py
 a second signal waits for whoever is busy
                 exit_now(signum) =>                 pass
 == cli/exits.py

@@ -14,13 +14,13 @@ import time
 from types import FrameType
 from typing import NoReturn
 
-from attnlm.base import clock
-from attnlm.base.signals import exit_now, stop_signals
+from attnlm.base import process
+from attnlm.base.process import exit_now, stop_signals
 
 
 def main() -> NoReturn:
     """Run the command line, and end the process with the exit code of the command."""
-    clock.command_began = time.perf_counter()
+    process.command_began = time.perf_counter()
     # During imports there is nothing to save, so a signal ends the process immediately.
     for signum in stop_signals():
         signal.signal(signum, _say_and_exit)

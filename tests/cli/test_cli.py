@@ -23,7 +23,7 @@ import pytest
 from attnlm import __version__
 from attnlm.__main__ import main
 from attnlm.base.errors import UsageError
-from attnlm.base.signals import Interrupted
+from attnlm.base.process import Interrupted
 from attnlm.config.settings import parse_seconds
 from attnlm.model.architecture import RUNGS
 from attnlm.runs.run import open_run

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import attnlm
-from attnlm.base.signals import Interrupted
+from attnlm.base.process import Interrupted
 from attnlm.compute.device import Device
 from attnlm.data.dataset import Dataset
 from attnlm.generation.module_decoder import decoders_of

@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 
 import attnlm
-from attnlm.base.caches import prepare_compiler
 from attnlm.base.files import read_json, write_json
-from attnlm.base.signals import Interrupted
+from attnlm.base.process import Interrupted
 from attnlm.compute.launcher import run_processes
 from attnlm.compute.processes import (
     ALONE,
@@ -30,6 +29,7 @@ from attnlm.compute.processes import (
 )
 from attnlm.data.dataset import Dataset
 from attnlm.runs.run import open_run
+from attnlm.training.forms import prepare_compiler
 from tests import processes
 from tests.kit import ATTNLM, command, fails, quick_run, with_options
 from tests.models import contents, timeless

@@ -9,7 +9,7 @@ import sys
 import time
 from typing import NoReturn
 
-from attnlm.base import signals
+from attnlm.base import process as signals
 from attnlm.cli import exits
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import attnlm
 from attnlm.base.errors import UsageError
-from attnlm.base.signals import Interrupted
+from attnlm.base.process import Interrupted
 from attnlm.runs.run import Run
 from tests.kit import quick_run, try_command
 

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 import attnlm
-from attnlm.base import clock as clocks
+from attnlm.base import process as clocks
 from attnlm.base.events import Note
-from attnlm.base.signals import Interrupted
+from attnlm.base.process import Interrupted
 from attnlm.config.recipes import load_sizes, recipe_names
 from attnlm.config.settings import resolve
 from attnlm.config.training import TrainingConfig

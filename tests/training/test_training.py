@@ -22,7 +22,7 @@ import torch
 import attnlm
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note
-from attnlm.base.signals import Interrupted
+from attnlm.base.process import Interrupted
 from attnlm.compute.device import choose_device
 from attnlm.compute.threads import threads_of_torch
 from attnlm.data.dataset import Dataset

@@ -19,8 +19,8 @@ import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note
 from attnlm.base.files import read_json, write_json
+from attnlm.base.process import Interrupted
 from attnlm.base.setting_fields import fields_of
-from attnlm.base.signals import Interrupted
 from attnlm.config import variants
 from attnlm.config.settings import Config
 from attnlm.config.training import TrainingConfig

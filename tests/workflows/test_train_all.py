@@ -12,7 +12,7 @@ import pytest
 import attnlm
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import ignore
-from attnlm.base.signals import Interrupted
+from attnlm.base.process import Interrupted
 from attnlm.data.dataset import Dataset
 from attnlm.training.events import Evaluated, Started
 from attnlm.workflows.train_all import train_all

@@ -1,1 +1,1 @@
-"""Errors, events, files, folders, locks and signals, which all other packages use."""
+"""Errors, events, files, folders, settings and signals, which all other packages use."""

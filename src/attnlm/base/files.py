@@ -1,22 +1,26 @@
-"""Files that are complete or absent: atomic replacement, and JSON files with their own hash."""
+"""Files and folders that are complete or absent, and JSON files with their own hash.
+
+Each is made in a workspace, a hidden folder beside its place, and then moved there. A workspace
+that a killed process left is removed when it is a day old.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import glob
 import hashlib
 import io
+import itertools
 import json
 import os
-import secrets
 import shutil
 import stat
-from collections.abc import Iterator
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from attnlm.base.atomic_folders import remove_leftovers
 from attnlm.base.errors import AttnlmError
 
 _REMEDIES = {
@@ -25,6 +29,64 @@ _REMEDIES = {
     **dict.fromkeys((errno.ENOENT, errno.ENOTDIR), "check that the path still exists"),
 }
 COPY_AGAIN = "copy it again from its source, or make it again"
+_WORKSPACE = ".unfinished-"
+_DAY = 86_400  # seconds
+
+
+def workspace(root: Path) -> contextlib.AbstractContextManager[Path]:
+    """Make `root` and, in it, a hidden folder that is deleted at the end of the context."""
+    root.mkdir(parents=True, exist_ok=True)
+    return _workspace(root)
+
+
+@contextlib.contextmanager
+def _workspace(root: Path) -> Iterator[Path]:
+    remove_leftovers(root)
+    folder = Path(tempfile.mkdtemp(prefix=_WORKSPACE, dir=root))
+    try:
+        yield folder
+    finally:
+        delete_folder(folder)
+
+
+def remove_leftovers(root: Path) -> None:
+    """Remove the workspaces in `root` that killed processes left: no file is newer than a day.
+
+    Links, and what can't be removed, stay.
+    """
+    # Match only names by `mkdtemp`: a folder for exports may also have a file .unfinished-novel.
+    for leftover in root.glob(_WORKSPACE + "?" * 8):
+        with contextlib.suppress(OSError):
+            newest = max(path.lstat().st_mtime for path in (leftover, *leftover.rglob("*")))
+            if time.time() - newest >= _DAY:
+                delete_folder(leftover)
+
+
+def delete_folder(folder: Path) -> None:
+    """Delete a folder without following links in it. Anything that can't be deleted stays."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def numbered_paths(folder: Path, prefix: str) -> Iterator[Path]:
+    """Yield the paths `<prefix>-001`, `<prefix>-002`, … in a folder."""
+    return (folder / f"{prefix}-{number:03}" for number in itertools.count(1))
+
+
+def move_to_free(new: Path, places: Iterable[Path]) -> Path:
+    """Move the folder `new` to the first of `places` where nothing exists, and return this place.
+
+    Raises FileExistsError if something exists at each place.
+    """
+    for path in places:
+        # A rename would replace an empty folder, which may belong to somebody.
+        if os.path.lexists(path):
+            continue
+        try:
+            return new.rename(path)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
 
 
 @contextlib.contextmanager
@@ -32,25 +94,18 @@ def replacement(path: Path) -> Iterator[Path]:
     """Yield the path of an empty file. If the context succeeds, flush the file to disk and replace
     `path` by it.
 
-    If `path` is a link, the link is replaced. First delete old temporary files for `path`, left by
-    killed processes.
+    If `path` is a link, the link is replaced.
     """
-    with naming_path_in_errors(path):
-        remove_temporary_files(path.parent, glob.escape(path.name))
-        folder = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-        folder.mkdir()
-        try:
-            temporary = folder / path.name
-            temporary.touch()
-            mode = temporary.stat().st_mode
-            yield temporary
-            temporary.chmod(mode)  # a library may create a file that only its owner can read
-            with temporary.open("rb+") as file:
-                os.fsync(file.fileno())
-            temporary.replace(path)
-            _flush_folder(path.parent)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+    with naming_path_in_errors(path), _workspace(path.parent) as folder:
+        temporary = folder / path.name
+        temporary.touch()
+        mode = temporary.stat().st_mode
+        yield temporary
+        temporary.chmod(mode)  # a library may create a file that only its owner can read
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        _flush_folder(path.parent)
 
 
 @contextlib.contextmanager
@@ -66,7 +121,7 @@ def naming_path_in_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.filename is None or f".{path.name}." in str(error.filename):
+        if error.filename is None or _WORKSPACE in str(error.filename):
             error.filename = str(path)
         raise
 
@@ -87,11 +142,6 @@ def explaining_os_errors(folder: Path, then: str = "") -> Iterator[None]:
         reason = error.strerror or " ".join(map(str, error.args))  # NumPy's has no strerror
         message = f"cannot write {error.filename or folder}: {reason}"
         raise AttnlmError(message, f"{suggest_remedy(error)}{then}") from error
-
-
-def remove_temporary_files(folder: Path, name: str = "*") -> None:
-    """Remove killed processes' temporary files for the file `name`, a glob pattern, in `folder`."""
-    remove_leftovers(folder.glob(f".{name}.*.tmp"))
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Folders of data sets, runs and ladders: their names, and the commands that use them.
+"""Folders of data sets, runs and ladders: their names, locks, and the commands that use them.
 
 Hints of errors show these commands, so this module knows their flags.
 """
@@ -8,21 +8,23 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import shlex
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from attnlm.base import files
-from attnlm.base.atomic_folders import finish_exchanges
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent
 from attnlm.base.formatting import listed
 from attnlm.base.suggestions import suggestion
 
 LATEST = "latest"
+_LOCK = ".lock"
+_SET_ASIDE = ".replaced-"
 
 
 def _folder(variable: str, default: str) -> str:
@@ -142,11 +144,6 @@ def _kind_at(path: Path) -> str:
         if path.is_file():
             return "text"
     return ""
-
-
-def put_back(root: Path) -> None:
-    """Put back the data sets in `root` that killed processes set aside to replace them."""
-    finish_exchanges(root, KINDS["data set"][0])
 
 
 def is_folder(path: Path) -> bool:
@@ -286,3 +283,98 @@ def newest_first(
     if others and on_event is not None:
         on_event(Note(f"skipped (not a {kind}): {', '.join(others)}"))
     return sorted(entries, key=lambda entry: (-entry.modified, entry.name))
+
+
+# --- Exchanges, locks and the cache ---------------------------------------------------------------
+
+
+def exchange_folders(new: Path, target: Path) -> None:
+    """Swap the folder `new` of a workspace with the data set `target`; on errors, change nothing.
+
+    A process that is killed halfway leaves the old folder under a hidden name, from which
+    `put_back` puts it back.
+    """
+    aside = target.with_name(f"{_SET_ASIDE}{secrets.token_hex(4)}-{target.name}")
+    target.rename(aside)
+    try:
+        new.rename(target)
+    finally:
+        if not os.path.lexists(target):
+            aside.rename(target)
+    with contextlib.suppress(FileNotFoundError):  # another process has finished the exchange
+        aside.rename(new)
+
+
+def put_back(root: Path) -> None:
+    """Put back, or else delete, the data sets in `root` that killed processes set aside."""
+    for aside in root.glob(f"{_SET_ASIDE}{'[0-9a-f]' * 8}-?*"):
+        target = aside.with_name(aside.name[len(_SET_ASIDE) + 9 :])
+        with contextlib.suppress(OSError):
+            if not (aside / KINDS["data set"][0]).is_file():
+                continue  # not ours
+            if not os.path.lexists(target):
+                aside.rename(target)
+            elif aside.is_symlink():
+                aside.unlink()
+            else:
+                files.delete_folder(aside)
+
+
+@contextlib.contextmanager
+def locked_for_training(folder: Path, hint: str) -> Iterator[None]:
+    """Lock the folder of a run or ladder in this context, so that no other process trains in it.
+
+    The lock is on the file .lock in the folder, which stays. Raises AttnlmError, with `hint`, if
+    another process has locked it, or if the file can't be opened.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(folder / _LOCK, timeout=0, thread_local=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise AttnlmError(f"{folder.name} is being trained by another process", hint) from None
+    except OSError as error:
+        message = f"cannot lock {folder / _LOCK}: {error.strerror}"
+        hint = "check its permissions and the free space, or remove it if it is a link"
+        raise AttnlmError(message, hint) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def is_locked(folder: Path) -> bool:
+    """Return True if a process trains in this folder, False if not or if unknown."""
+    from filelock import FileLock, Timeout
+
+    if not (folder / _LOCK).exists():
+        return False
+    try:
+        with FileLock(folder / _LOCK, timeout=0):
+            return False
+    except Timeout:
+        return True
+    except OSError:
+        return False
+
+
+def cache_folder() -> Path | None:
+    """Return $ATTNLM_CACHE_DIR or the user's cache folder; None if the user has no home folder."""
+    import platformdirs
+
+    try:
+        named = os.environ.get("ATTNLM_CACHE_DIR") or platformdirs.user_cache_dir("attnlm")
+        return Path(named).expanduser()
+    except RuntimeError:
+        return None
+
+
+def writable_cache() -> Path | None:
+    """Return `cache_folder`, created if it does not exist, or None if it can't be written."""
+    folder = cache_folder()
+    with contextlib.suppress(OSError):
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            return folder if os.access(folder, os.W_OK) else None
+    return None

@@ -18,11 +18,6 @@ def duration(seconds: float, digits: int = 3) -> str:
     return f"{amount:,.10g} {unit}"
 
 
-def byte_size(count: int) -> str:
-    """Return `1 MB`, `512 MB` or `1.5 GB`."""
-    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{max(1, round(count / 1e6))} MB"
-
-
 def quantity(count: float, unit: str = "") -> str:
     """Return `1.24 GFLOP`, `650 k` or `0`: three significant digits with an SI prefix."""
     rounded = float(f"{count:.3g}")
@@ -31,15 +26,6 @@ def quantity(count: float, unit: str = "") -> str:
         rounded = rounded / 1000
         power = power + 1
     return f"{rounded:.3g} {_PREFIXES[power]}{unit}".rstrip()
-
-
-def age(seconds: float) -> str:
-    """Return `just now`, `5 min ago`, `3 h ago` or `12 days ago`, rounded down to whole units."""
-    for unit, length in (("days", 86_400), ("h", 3600), ("min", 60)):
-        # The same limits as in `duration`: 100 minutes say more than an hour.
-        if seconds >= 2 * length or (unit == "min" and seconds >= length):
-            return f"{int(seconds // length):,} {unit} ago"
-    return "just now"
 
 
 def escape_control_characters(text: str) -> str:

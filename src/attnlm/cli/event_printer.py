@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from attnlm.base.events import Note
-from attnlm.base.formatting import byte_size
+from attnlm.base.formatting import quantity
 from attnlm.base.setting_fields import Setting
 from attnlm.cli.console import escape_unprintable, say, say_facts, terminal, with_flags
 from attnlm.config.settings import resolve
@@ -65,7 +65,7 @@ def computation(training: TrainingConfig, device: Device, memory: int) -> dict[s
     return {
         "device": f"{device.name} ({device.reason}), {device.dtype}{threads}",
         "split": ", ".join(split),
-        "memory": f"about {byte_size(memory)} in addition to PyTorch{each}",
+        "memory": f"about {quantity(memory, 'B')} in addition to PyTorch{each}",
     }
 
 

@@ -20,11 +20,11 @@ from typing import Any, NoReturn
 
 import typer
 
-from attnlm.base import signals
+from attnlm.base import process
 from attnlm.base.errors import AttnlmError
 from attnlm.base.files import suggest_remedy
 from attnlm.base.own_code import CodeNotAcceptedError, files_that_ran, own_traceback
-from attnlm.base.signals import Interrupted
+from attnlm.base.process import Interrupted
 from attnlm.base.suggestions import suggestion
 from attnlm.cli import console
 from attnlm.compute.processes import is_launched
@@ -32,13 +32,13 @@ from attnlm.compute.processes import is_launched
 
 def run_and_exit(command: Callable[[], object]) -> NoReturn:
     """Run `command` and end the process."""
-    signals.ends_process = True
-    for signum in signals.stop_signals():
-        signal.signal(signum, signals.interrupt)
+    process.ends_process = True
+    for signum in process.stop_signals():
+        signal.signal(signum, process.interrupt)
     try:
         code = run(command)
         # The command is done, but a signal could still interrupt Python's shutdown.
-        for signum in signals.stop_signals():
+        for signum in process.stop_signals():
             signal.signal(signum, signal.SIG_IGN)
     except KeyboardInterrupt as error:  # after the command, or while its failure was printed
         code = _exit_code_of(error)
@@ -107,8 +107,8 @@ def run(command: Callable[[], object]) -> int:
         # The reader is gone. Send buffered output to the null device, or Python would complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except BaseException as error:  # noqa: BLE001 - users see no traceback
-        if signals.came is not None:  # PyTorch swallowed Interrupted, and is partly loaded
-            return 128 + signals.came
+        if process.came is not None:  # PyTorch swallowed Interrupted, and is partly loaded
+            return 128 + process.came
         lines = None if isinstance(error, AttnlmError) else own_traceback(error)
         if lines is not None:
             for line in lines.splitlines():

@@ -13,7 +13,7 @@ import typer
 import attnlm
 from attnlm.base.errors import UsageError
 from attnlm.base.folders import how_to_make
-from attnlm.base.formatting import age, duration, quantity
+from attnlm.base.formatting import duration, quantity
 from attnlm.base.suggestions import suggestion
 from attnlm.cli import console, options
 from attnlm.cli.options import REQUIRED, argument, option, with_options
@@ -120,7 +120,9 @@ def _number(value: float | None, format_spec: str) -> str:
 def _size_and_age(entry: attnlm.RunEntry | attnlm.DatasetEntry) -> dict[str, str]:
     return {
         "size": quantity(entry.bytes, "B") if entry.bytes else "",
-        "age": age(time.time() - entry.modified) if entry.modified else "",
+        "age": f"{duration(max(0.0, time.time() - entry.modified), 2)} ago"
+        if entry.modified
+        else "",
     }
 
 

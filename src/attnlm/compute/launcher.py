@@ -8,9 +8,9 @@ import signal
 import tempfile
 from collections.abc import Sequence
 
-from attnlm.base import signals
+from attnlm.base import process
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.signals import Interrupted
+from attnlm.base.process import Interrupted
 from attnlm.compute.processes import LAUNCHER, SECONDS_TO_SAVE
 from attnlm.compute.threads import cores
 
@@ -35,9 +35,9 @@ def run_processes(count: int, arguments: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
 
-    if signals.came is not None:  # PyTorch's import swallowed Interrupted
-        raise Interrupted(signals.came)
-    signals.ends_process = False  # torchrun ends its processes first
+    if process.came is not None:  # PyTorch's import swallowed Interrupted
+        raise Interrupted(process.came)
+    process.ends_process = False  # torchrun ends its processes first
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // count)))
     os.environ[LAUNCHER] = str(os.getpid())
     # PyTorch before 2.13 waits 30 seconds.

@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from attnlm.base.errors import AttnlmError
-from attnlm.base.signals import stop_signals
+from attnlm.base.process import stop_signals
 from attnlm.compute.threads import flush_subnormals
 
 if TYPE_CHECKING:

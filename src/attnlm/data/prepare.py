@@ -14,11 +14,18 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from attnlm.base.atomic_folders import exchange_folders, workspace
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
-from attnlm.base.files import explaining_os_errors, file_hash, write_json
-from attnlm.base.folders import DATA_DIR, KINDS, check_name, is_safe_name, put_back, write_latest
+from attnlm.base.files import explaining_os_errors, file_hash, workspace, write_json
+from attnlm.base.folders import (
+    DATA_DIR,
+    KINDS,
+    check_name,
+    exchange_folders,
+    is_safe_name,
+    put_back,
+    write_latest,
+)
 from attnlm.base.setting_fields import check_value, describe_settings, fields_of, quoted
 from attnlm.base.suggestions import suggestion
 from attnlm.config.prepare_options import PrepareOptions

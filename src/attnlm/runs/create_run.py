@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnlm.base import files
-from attnlm.base.atomic_folders import move_to_free, numbered_paths, workspace
 from attnlm.base.errors import AttnlmError
+from attnlm.base.files import move_to_free, numbered_paths, workspace
 from attnlm.base.folders import DATA_DIR, check_name, resume_command, write_latest
 from attnlm.config.settings import Config
 from attnlm.data.dataset import Dataset

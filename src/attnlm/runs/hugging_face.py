@@ -24,7 +24,7 @@ from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import OnEvent, ignore
 from attnlm.base.folders import CHECKPOINT_DIR, is_folder
-from attnlm.base.formatting import byte_size
+from attnlm.base.formatting import quantity
 from attnlm.base.setting_fields import check_value, quoted
 from attnlm.compute.device import machine_memory
 from attnlm.config.settings import Config, resolve
@@ -299,8 +299,8 @@ def read_config(folder: Path, block_size: int | None) -> tuple[Any, Config]:
     needed, memory = int(_OPENED * 4 * parameters), machine_memory()
     if memory is not None and needed > memory:
         raise AttnlmError(
-            f"the model's {parameters:,} parameters need {byte_size(needed)} of memory, "
-            f"but this machine has {byte_size(memory)}",
+            f"the model's {parameters:,} parameters need {quantity(needed, 'B')} of memory, "
+            f"but this machine has {quantity(memory, 'B')}",
             "import a smaller model",
         )
     return theirs, ours

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attnlm.base.atomic_folders import is_locked
 from attnlm.base.events import OnEvent
-from attnlm.base.folders import CHECKPOINT_DIR, FolderEntry, newest_first, read_entry
+from attnlm.base.folders import CHECKPOINT_DIR, FolderEntry, is_locked, newest_first, read_entry
 from attnlm.runs import exam_plan
 from attnlm.runs.ladder_plan import RECORD, read_plan
 from attnlm.runs.run import open_run

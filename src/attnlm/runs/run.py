@@ -18,7 +18,6 @@ from typing import Any
 
 import attnlm
 from attnlm.base import files
-from attnlm.base.atomic_folders import locked_for_training, remove_unfinished_folders
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.folders import (
     CHECKPOINT_DIR,
@@ -26,6 +25,7 @@ from attnlm.base.folders import (
     find_folder,
     how_to_make,
     is_folder,
+    locked_for_training,
     put_back,
 )
 from attnlm.base.formatting import nats_and_bits
@@ -429,9 +429,8 @@ class Run(RunFacts):
         with locked_for_training(
             self.path, "wait until that process ends, or stop it, or train another run"
         ):
-            files.remove_temporary_files(self.path)
-            remove_unfinished_folders(self.path)
-            remove_unfinished_folders(self.path.parent)
+            files.remove_leftovers(self.path)
+            files.remove_leftovers(self.path.parent)
             yield
 
     def content(self) -> dict[str, Any]:

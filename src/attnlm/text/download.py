@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from attnlm.base.caches import cache_folder, writable_cache
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent, Progress, ignore
 from attnlm.base.files import explaining_os_errors, file_hash, open_replacement
+from attnlm.base.folders import cache_folder, writable_cache
 from attnlm.text.text_files import check_size
 
 if TYPE_CHECKING:

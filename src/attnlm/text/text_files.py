@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, TypeAlias, cast
 
 from attnlm.base.errors import AttnlmError, UsageError, import_optional
 from attnlm.base.files import open_given
-from attnlm.base.formatting import byte_size
+from attnlm.base.formatting import quantity
 
 RECORDS = (".jsonl", ".json", ".csv", ".parquet")
 COMPRESSED = (".gz", ".zst")
@@ -48,7 +48,7 @@ def check_size(size: int, most: int | None, folder: Path, shown: str) -> None:
         disk = shutil.disk_usage(folder)
         if disk.free < min(_LEAST_FREE, _LEAST_PART * disk.total):
             raise AttnlmError(
-                f"only {byte_size(disk.free)} of the disk is free: {shown} is too long for it",
+                f"only {quantity(disk.free, 'B')} of the disk is free: {shown} is too long for it",
                 "free some space, or name a `data_dir` on another disk",
             )
 

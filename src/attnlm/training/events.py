@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from attnlm.base.formatting import byte_size, duration
+from attnlm.base.formatting import duration, quantity
 from attnlm.runs.journal import EvaluationRecord, Snapshot
 from attnlm.runs.run import Run
 
@@ -28,7 +28,7 @@ class Started:
             f"{self.run.name}: {self.run.config.spec.name}, {self.run.parameters:,} parameters; "
             f"step {self.first_step:,} of {self.run.config.training.length_text}; "
             f"{self.device.name}, "
-            f"about {byte_size(self.memory)}"
+            f"about {quantity(self.memory, 'B')}"
         )
 
 

@@ -7,12 +7,15 @@ by the setting `compile`, and only for a model that is as attnlm builds it.
 from __future__ import annotations
 
 import contextlib
+import os
+import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from attnlm.base.caches import prepare_compiler
+from attnlm.base.folders import writable_cache
 from attnlm.base.own_code import OwnCode
 from attnlm.compute.device import Device
 from attnlm.compute.native import native_library
@@ -99,6 +102,22 @@ def batch_loss(training: TrainingConfig) -> BatchLoss:
         return require_shape(code, loss, ())
 
     return own_loss
+
+
+def prepare_compiler() -> None:
+    """Make PyTorch's compiler use a folder of this user as its cache, unless the user has set one.
+
+    The compiler tests its output by `python -c`, which would import from the current folder.
+
+    PyTorch's default is a folder in the temporary folder, which another user could have made. The
+    folder is `compiled` in `cache_folder`, or in a new temporary folder if the cache can't be
+    written. Each process must call this before it compiles.
+    """
+    os.environ["PYTHONSAFEPATH"] = "1"
+    if not os.environ.get("TORCHINDUCTOR_CACHE_DIR"):
+        folder = (writable_cache() or Path(tempfile.mkdtemp())) / "compiled"
+        folder.mkdir(0o700, exist_ok=True)
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
 
 
 def _torch_compiled(loss: BatchLoss) -> BatchLoss:

@@ -13,7 +13,7 @@ from torch import Tensor
 from attnlm.base.events import Note, OnEvent
 from attnlm.base.files import explaining_os_errors
 from attnlm.base.folders import resume_command
-from attnlm.base.signals import Interrupted
+from attnlm.base.process import Interrupted
 from attnlm.compute.device import Device
 from attnlm.compute.processes import ALONE, LostProcessError, Processes
 from attnlm.data.dataset import Dataset

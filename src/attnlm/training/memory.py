@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from attnlm.base.errors import AttnlmError
-from attnlm.base.formatting import byte_size
+from attnlm.base.formatting import quantity
 from attnlm.compute.device import Device, machine_memory
 from attnlm.compute.processes import is_launched, local_count
 from attnlm.config.settings import Config
@@ -109,8 +109,8 @@ def check_memory(config: Config, vocab_size: int, device: Device) -> None:
     else:
         hint = "lower `embed_dim`, `heads`, `head_size` or `layers`"
     raise AttnlmError(
-        f"this run needs about {byte_size(estimate.total)} of memory, but {device.name} has only "
-        f"{byte_size(available)}",
+        f"this run needs about {quantity(estimate.total, 'B')} of memory, but {device.name} has "
+        f"only {quantity(available, 'B')}",
         hint,
     )
 

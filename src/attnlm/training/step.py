@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attnlm.base.errors import AttnlmError
-from attnlm.base.signals import StopSignal
+from attnlm.base.process import StopSignal
 from attnlm.compute.device import keep_freed_memory
 from attnlm.compute.processes import ALONE, Processes
 from attnlm.compute.threads import computing, new_pool

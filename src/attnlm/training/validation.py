@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from attnlm.base.errors import AttnlmError
-from attnlm.base.signals import StopSignal
+from attnlm.base.process import StopSignal
 from attnlm.compute.device import Device
 from attnlm.compute.processes import ALONE
 from attnlm.compute.threads import computing, new_pool, threads_of_torch

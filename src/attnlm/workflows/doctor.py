@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import attnlm
-from attnlm.base.caches import cache_folder, writable_cache
 from attnlm.base.errors import AttnlmError
-from attnlm.base.formatting import byte_size
+from attnlm.base.folders import cache_folder, writable_cache
+from attnlm.base.formatting import quantity
 
 _PACKAGES = (
     "numpy", "safetensors", "tiktoken", "tokenizers", "typer", "rich", "tqdm", "matplotlib",
@@ -75,7 +75,7 @@ def _check_folders() -> Iterator[Finding]:
         if folder is not None:
             free = shutil.disk_usage(folder).free
             remedy = "free some space: training fills it" if free < _FREE else ""
-            yield Finding(name, f"{folder}, {byte_size(free)} free", remedy)
+            yield Finding(name, f"{folder}, {quantity(free, 'B')} free", remedy)
 
 
 def _check_torch() -> Iterator[Finding]:
@@ -94,7 +94,7 @@ def _check_torch() -> Iterator[Finding]:
             remedy = "there is an NVIDIA GPU: update its driver, or install PyTorch with CUDA"
         yield Finding(name, problem or "works", remedy)
     memory = machine_memory()
-    yield Finding("memory", "unknown" if memory is None else byte_size(memory))
+    yield Finding("memory", "unknown" if memory is None else quantity(memory, "B"))
     kernels, possible, remedy = instruction_set(), instruction_sets(), ""
     if native_library() is None and possible != ("none",):
         again = "install attnlm again, from a wheel, or with a network, gcc or clang"

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from attnlm.base.clock import budget_start
 from attnlm.base.errors import UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.folders import CHECKPOINT_DIR, DATA_DIR
+from attnlm.base.process import budget_start
 from attnlm.base.setting_fields import check_value
 from attnlm.compute.device import Device
 from attnlm.compute.threads import cores, torch_settings_restored

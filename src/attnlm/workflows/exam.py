@@ -9,10 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import attnlm
-from attnlm.base.atomic_folders import locked_for_training, move_to_free, numbered_paths, workspace
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
-from attnlm.base.folders import CHECKPOINT_DIR, check_name, command_for, find_folder
+from attnlm.base.files import move_to_free, numbered_paths, workspace
+from attnlm.base.folders import (
+    CHECKPOINT_DIR,
+    check_name,
+    command_for,
+    find_folder,
+    locked_for_training,
+)
 from attnlm.base.heads import list_heads
 from attnlm.base.own_code import is_code_name, own_traceback
 from attnlm.base.setting_fields import Settings

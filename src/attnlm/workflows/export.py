@@ -11,9 +11,9 @@ from typing import Any
 
 import attnlm
 from attnlm.base import files
-from attnlm.base.atomic_folders import move_to_free, workspace
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import OnEvent, ignore
+from attnlm.base.files import move_to_free, workspace
 from attnlm.base.suggestions import suggestion
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.runs import hub

@@ -10,15 +10,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from attnlm.base.atomic_folders import (
-    locked_for_training,
-    move_to_free,
-    numbered_paths,
-    workspace,
-)
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
-from attnlm.base.folders import CHECKPOINT_DIR, DATA_DIR, check_name, command_for, find_folder
+from attnlm.base.files import move_to_free, numbered_paths, workspace
+from attnlm.base.folders import (
+    CHECKPOINT_DIR,
+    DATA_DIR,
+    check_name,
+    command_for,
+    find_folder,
+    locked_for_training,
+)
 from attnlm.base.own_code import own_traceback
 from attnlm.base.setting_fields import describe_settings, differing_names
 from attnlm.base.suggestions import suggestion

@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from attnlm.base import clock
-from attnlm.base.atomic_folders import delete_folder, workspace
+from attnlm.base import process
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
-from attnlm.base.files import explaining_os_errors
+from attnlm.base.files import delete_folder, explaining_os_errors, workspace
 from attnlm.base.folders import CHECKPOINT_DIR, DATA_DIR, check_name, resume_command
 from attnlm.base.own_code import allow_call, check_not_running, own_traceback
 from attnlm.base.setting_fields import Setting, describe_settings, differing_names
@@ -91,7 +90,7 @@ def train(
     training in the main thread: `signal.raise_signal(signal.SIGINT)`.
     """
     check_not_running()
-    began = clock.budget_start()
+    began = process.budget_start()
     tools = [name.strip() for name in log.split(",")] if isinstance(log, str) else log or ()
     check_tools(tools)
     with join_processes() as processes, contextlib.ExitStack() as stack:

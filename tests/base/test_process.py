@@ -15,7 +15,7 @@ import torch
 
 import attnlm
 from attnlm.__main__ import main
-from attnlm.base.signals import Interrupted, StopSignal, stop_signals
+from attnlm.base.process import Interrupted, StopSignal, stop_signals
 from attnlm.data.dataset import Dataset
 from attnlm.model.language_model import Bigram
 from attnlm.training import validation

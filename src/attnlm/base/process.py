@@ -1,4 +1,7 @@
-"""SIGINT, SIGTERM and SIGHUP: raised immediately, or noted while a run has steps to save."""
+"""This process: when its command began, and the signals that end it.
+
+SIGINT, SIGTERM and SIGHUP are raised immediately, or noted while a run has steps to save.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 
@@ -17,8 +21,19 @@ second signal immediately. Nothing is saved after the second signal."""
 came: int | None = None
 """The signal that ends the process, once it was raised."""
 
+command_began: float | None = None
+"""The `time.perf_counter` before the command's imports; None if this process runs no command, or
+once a budget has begun with the command."""
+
 HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
 """The signal that a closed terminal sends several times; None on Windows."""
+
+
+def budget_start() -> float:
+    """Return when a budget began: with the command, for its first budget; now for all others."""
+    global command_began
+    began, command_began = command_began, None
+    return time.perf_counter() if began is None else began
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
