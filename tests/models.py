@@ -23,12 +23,11 @@ from attnlm.config.settings import Config, resolve
 from attnlm.config.variants import variant
 from attnlm.data.dataset import Dataset
 from attnlm.data.prepare import prepare
-from attnlm.model import attention as of_attention
+from attnlm.model import layers
 from attnlm.model.architecture import MODELS, Architecture
-from attnlm.model.attention import SelfAttention, rotation_of
 from attnlm.model.inspection import parameter_count
 from attnlm.model.language_model import Bigram, Block, LanguageModel, Transformer
-from attnlm.model.layers import Linear
+from attnlm.model.layers import Linear, SelfAttention, rotation_of
 from attnlm.model.spec import ModelSpec
 from attnlm.model.textbook import forward
 from attnlm.runs.checkpoint import save_checkpoint
@@ -149,7 +148,7 @@ class Widened(WithoutCache):
         self.value = Linear(a.width, 2 * a.heads * a.head_dim, bias=a.qkv_bias)
 
     def mix(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        first, second = of_attention.attention(query, key, value).chunk(2, -1)
+        first, second = layers.attention(query, key, value).chunk(2, -1)
         return first + second
 
 
@@ -174,14 +173,14 @@ CHANGES: dict[str, tuple[str, Any]] = {
     "a class with one more parameter": ("language_model.SelfAttention", Tempered),
     "a class with other shapes": ("language_model.SelfAttention", Widened),
     "another forward": (
-        "attention.SelfAttention.forward",
+        "layers.SelfAttention.forward",
         lambda self, x_BTC, *others, forward=SelfAttention.forward: forward(
             self, 2 * x_BTC, *others
         ),
     ),
     "another scale": (
-        "attention.attention",
-        lambda query, *kv, attention=of_attention.attention, **_: attention(2 * query, *kv),
+        "layers.attention",
+        lambda query, *kv, attention=layers.attention, **_: attention(2 * query, *kv),
     ),
 }
 """Changes of a model from outside: what is replaced in attnlm.model, and by what."""

@@ -148,7 +148,7 @@ drawn_B: Ids = (sums_BV > => drawn_B: Ids = (sums_BV >=
 == generation/sampling.py
 the text goes on to the last stop text
 return text[: min(stops)] => return text[: max(stops)]
-== model/attention.py
+== model/layers.py
 the scale is 1/D
 query @ key.mT * query.size(-1) ** -0.5 => query @ key.mT * query.size(-1) ** -1.0
 a cache lies one token too early

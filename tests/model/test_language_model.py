@@ -14,10 +14,9 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.setting_fields import Settings
 from attnlm.config.settings import resolve
 from attnlm.model.architecture import MODELS
-from attnlm.model.attention import LayerCache
 from attnlm.model.inspection import is_as_built, meta_model, parameter_count
 from attnlm.model.language_model import Transformer
-from attnlm.model.layers import Dropout, RMSNorm
+from attnlm.model.layers import Dropout, LayerCache, RMSNorm
 from attnlm.model.loss import LOGITS_AT_ONCE
 from benchmarks.plain import PlainModel
 from tests.models import (

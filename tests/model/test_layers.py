@@ -15,10 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attnlm.compute.native import native_library
-from attnlm.model import attention as of_attention
 from attnlm.model import layers, loss
-from attnlm.model.attention import attention, shared_heads
-from attnlm.model.layers import Dropout, linear
+from attnlm.model.layers import Dropout, attention, linear, shared_heads
 from attnlm.model.loss import cross_entropy, linear_cross_entropy
 from tests.models import needs_kernels
 from tests.tolerances import assert_computes, assert_near, assert_rounded, with_gradients
@@ -162,7 +160,7 @@ def test_attention_equals_an_explicit_softmax(
     new: int, dropout: Dropout | None, in_groups: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """CUDA's kernel in half precision reads the keys that query heads share; others get copies."""
-    monkeypatch.setattr(of_attention, "reads_groups", lambda query: in_groups)
+    monkeypatch.setattr(layers, "reads_groups", lambda query: in_groups)
     query, key = torch.randn(2, 6, new, 5).double(), torch.randn(2, 3, 11, 5).double()
     value = torch.randn(2, 3, 11, 7).double()
     found = attention(query, key, value, dropout=dropout)

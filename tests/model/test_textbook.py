@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attnlm.model.attention import LayerCache
 from attnlm.model.language_model import LanguageModel
-from attnlm.model.layers import Dropout, Linear, RMSNorm
+from attnlm.model.layers import Dropout, LayerCache, Linear, RMSNorm
 from attnlm.model.loss import cross_entropy
 from attnlm.model.recorder import record
 from tests import tolerances

@@ -18,9 +18,9 @@ from attnlm.compute.native import native_library
 from attnlm.compute.threads import flush_subnormals
 from attnlm.generation.native_decoder import decoders_from_weights
 from attnlm.generation.next_token import Array, Ids, NewDecoder
-from attnlm.model.attention import LayerCache
 from attnlm.model.inspection import is_as_built
 from attnlm.model.language_model import LanguageModel, without_gradients
+from attnlm.model.layers import LayerCache
 from attnlm.model.spec import is_ours, own_code_reason
 
 

@@ -19,7 +19,7 @@ from attnlm.compute.native.structs import MLPS, NORMS, CBlock, CLinear, CMemory,
 from attnlm.compute.threads import cores
 from attnlm.generation.next_token import Array, Ids, NewDecoder
 from attnlm.model.architecture import Architecture
-from attnlm.model.rotary import rotary_angles
+from attnlm.model.costs import rotary_angles
 from attnlm.model.spec import ModelSpec, is_ours
 
 _Floats = NDArray[np.float32]

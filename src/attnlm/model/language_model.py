@@ -1,28 +1,31 @@
 """The models: tokens (B, T) in, logits (B, T, V) out.
 
 An Architecture says which parts a model has. This file puts the parts together and can be read
-from top to bottom. Axes are as in attention.py; V is the vocabulary size.
+from top to bottom. Axes are as in layers.py; V is the vocabulary size.
 """
 
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from attnlm.base.errors import AttnlmError
-from attnlm.model.attention import (
+from attnlm.model.layers import (
+    MLP,
+    Dropout,
     LayerCache,
     ParameterFreeAttention,
     Rotation,
     SelfAttention,
+    build_norm,
     rotation_of,
 )
-from attnlm.model.layers import Dropout, build_norm, recomputed
 from attnlm.model.loss import cross_entropy, linear_cross_entropy
-from attnlm.model.mlp import MLP
 from attnlm.model.own_parts import own_part
 
 if TYPE_CHECKING:
@@ -165,10 +168,32 @@ class Transformer(LanguageModel):
             rotation = self.cosines[start:end], self.sines[start:end]
         for layer, block in enumerate(self.blocks):
             if self.recompute and self.training:
-                x_BTC = recomputed(block, self.dropout.generators, x_BTC, rotation)
+                x_BTC = _recomputed(block, self.dropout.generators, x_BTC, rotation)
             else:
                 x_BTC = block(x_BTC, rotation, caches[layer] if caches else None)
         return x_BTC
+
+
+def _recomputed(
+    module: nn.Module, generators: Sequence[torch.Generator], *arguments: Any
+) -> Tensor:
+    """Return the output of `module`, and recompute it in the backward pass.
+
+    Between the two passes, only the arguments are in memory (Chen et al., 2016). The recomputation
+    repeats the random draws: PyTorch restores its random state, and `compute` that of `generators`.
+    After the backward pass, they must be seeded again.
+    """
+    states = [generator.get_state() for generator in generators]
+
+    def compute(*arguments: Any) -> Any:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
+        return module(*arguments)
+
+    # PyTorch cannot compile `compute`, but a compiled training step sets no generators.
+    function = compute if generators else module
+    computed: Tensor = checkpoint(function, *arguments, use_reentrant=False)
+    return computed
 
 
 class Block(nn.Module):
@@ -223,3 +248,16 @@ def without_gradients(model: object) -> contextlib.AbstractContextManager[object
     spec: ModelSpec | None = getattr(model, "spec", None)
     is_ours = spec is not None and not spec.codes
     return torch.inference_mode() if is_ours else torch.no_grad()
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model in evaluation mode. On exit, restore the mode of each module."""
+    before = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(before[0][1])  # own code may do more in `train` than set the mode
+        for module, was_training in before:
+            module.training = was_training

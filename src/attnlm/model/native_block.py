@@ -1,7 +1,7 @@
 """A transformer's block in C (block.c), with one call for each direction.
 
 `Block` is the reference implementation. A call replaces about thirty operations of PyTorch. Matmuls
-read the weights in place, and add to the gradients in place. Axes as in attention.py.
+read the weights in place, and add to the gradients in place. Axes as in layers.py.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch.autograd.function import once_differentiable
 
 from attnlm.compute.native.structs import MLPS, NORMS, CPass, CWeights
 from attnlm.model.architecture import Architecture
-from attnlm.model.attention import Rotation
 from attnlm.model.language_model import Transformer
+from attnlm.model.layers import Rotation
 from attnlm.model.spec import ModelSpec, is_ours
 
 _NORMS = {

@@ -1,6 +1,6 @@
 """The user's own modules in a model of ours: made, called, and their outputs checked.
 
-Axes are as in attention.py.
+Axes are as in layers.py.
 """
 
 from __future__ import annotations

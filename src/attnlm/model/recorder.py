@@ -19,8 +19,8 @@ from torch.overrides import TorchFunctionMode
 
 from attnlm.base.errors import AttnlmError
 from attnlm.compute.threads import flush_subnormals
-from attnlm.model.attention import shared_heads
 from attnlm.model.language_model import Block, LanguageModel, Transformer, without_gradients
+from attnlm.model.layers import shared_heads
 from attnlm.model.spec import ModelSpec, is_ours
 
 Head = tuple[int, int]

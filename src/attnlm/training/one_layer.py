@@ -8,7 +8,7 @@ loss are in C.
 
 A step under autograd with the same C code takes twice as long.
 
-Axes as in attention.py. M is the number of tokens of a batch, B·T. N is the number of features of
+Axes as in layers.py. M is the number of tokens of a batch, B·T. N is the number of features of
 queries, keys and values side by side, 3·H·D. R is the number of rows of the tables, V + T.
 `d_x` is the gradient of the loss with respect to x.
 """

@@ -21,8 +21,7 @@ from attnlm.config.training import TrainingConfig
 from attnlm.data.batches import check_length
 from attnlm.data.dataset import Dataset, Ids, evenly_spaced, ids_at
 from attnlm.data.examples import IGNORED, Examples, limit_per_window
-from attnlm.model.language_model import LanguageModel, without_gradients
-from attnlm.model.layers import evaluating
+from attnlm.model.language_model import LanguageModel, evaluating, without_gradients
 from attnlm.model.spec import ModelSpec
 from attnlm.training.one_layer import one_layer_form
 from attnlm.training.schedule import MOST_TOKENS

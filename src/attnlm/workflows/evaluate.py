@@ -19,8 +19,7 @@ from attnlm.data.dataset import Dataset, ids_at, open_dataset
 from attnlm.generation.native_decoder import is_fastest_on_cpu
 from attnlm.generation.sampling import sampler_of
 from attnlm.generation.sampling_config import SamplingConfig
-from attnlm.model.language_model import LanguageModel
-from attnlm.model.layers import evaluating
+from attnlm.model.language_model import LanguageModel, evaluating
 from attnlm.model.recorder import record
 from attnlm.runs.journal import PASSAGE, Snapshot
 from attnlm.runs.load_model import check_tokenizer, load_model
