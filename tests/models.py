@@ -25,10 +25,9 @@ from attnlm.data.dataset import Dataset
 from attnlm.data.prepare import prepare
 from attnlm.model import layers
 from attnlm.model.architecture import MODELS, Architecture
-from attnlm.model.inspection import parameter_count
 from attnlm.model.language_model import Bigram, Block, LanguageModel, Transformer
 from attnlm.model.layers import Linear, SelfAttention, rotation_of
-from attnlm.model.spec import ModelSpec
+from attnlm.model.spec import ModelSpec, parameter_count
 from attnlm.model.textbook import forward
 from attnlm.runs.checkpoint import save_checkpoint
 from attnlm.runs.create_run import create_run

@@ -14,7 +14,7 @@ from attnlm.base.setting_fields import Settings
 from attnlm.config.recipes import load_sizes, recipe_names
 from attnlm.config.settings import resolve
 from attnlm.config.variants import variant
-from attnlm.model.inspection import meta_model
+from attnlm.model.building import uninitialised_model
 from tests.models import parts_of
 
 
@@ -87,7 +87,7 @@ def test_a_recipe_with_a_number_of_5000_digits_cannot_be_parsed(tmp_path: Path) 
     ],
 )
 def test_the_largest_models_have_shapes(sizes: Settings) -> None:
-    meta_model(resolve(sizes).spec, 2**21)
+    uninitialised_model(resolve(sizes).spec, 2**21, "meta")
 
 
 _RATES = {

@@ -27,11 +27,12 @@ from attnlm.model.architecture import (
     RUNGS,
     Architecture,
 )
-from attnlm.model.inspection import meta_model, parameter_count
+from attnlm.model.building import uninitialised_model
 from attnlm.model.language_model import Transformer
 from attnlm.model.layers import drop_by
 from attnlm.model.loss import LOGITS_AT_ONCE
 from attnlm.model.native_block import has_native_blocks, with_native_blocks
+from attnlm.model.spec import parameter_count
 from attnlm.training.memory import FACTOR
 from tests.models import SIZES, VARIANTS, needs_kernels, parts_of
 from tests.tolerances import assert_near
@@ -116,7 +117,7 @@ def test_settings_resolve_once_their_hints_are_followed_and_build(settings: Sett
     config = resolved(settings)
     a = parts_of(config)
     assert resolve({}, config.settings()) == resolve(config.settings()) == config
-    skeleton = meta_model(a, V)
+    skeleton = uninitialised_model(a, V, "meta")
     shapes = {name: tuple(p.shape) for name, p in skeleton.named_parameters()}
     assert a.parameter_shapes(V) == shapes
     if parameter_count(a, V) > 10**6 or a.block_size > 100:

@@ -14,10 +14,12 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.setting_fields import Settings
 from attnlm.config.settings import resolve
 from attnlm.model.architecture import MODELS
-from attnlm.model.inspection import is_as_built, meta_model, parameter_count
+from attnlm.model.building import uninitialised_model
+from attnlm.model.inspection import is_as_built
 from attnlm.model.language_model import Transformer
 from attnlm.model.layers import Dropout, LayerCache, RMSNorm
 from attnlm.model.loss import LOGITS_AT_ONCE
+from attnlm.model.spec import parameter_count
 from benchmarks.plain import PlainModel
 from tests.models import (
     CHANGES,
@@ -152,7 +154,7 @@ def test_nothing_waits_for_the_device(
 def test_a_model_is_as_its_settings_make_it(name: str) -> None:
     model = small_model(name)
     assert is_as_built(model) and is_as_built(model.float().train())
-    skeleton = meta_model(model.architecture, V)
+    skeleton = uninitialised_model(model.architecture, V, "meta")
     assert {n: w.shape for n, w in skeleton.state_dict().items()} == {
         n: w.shape for n, w in model.state_dict().items()
     }

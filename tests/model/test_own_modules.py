@@ -16,12 +16,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.config.settings import Config, resolve_new
-from attnlm.model.inspection import parameter_count
 from attnlm.model.language_model import LanguageModel, Transformer
 from attnlm.model.layers import SelfAttention
 from attnlm.model.own_modules import OwnLanguageModel
 from attnlm.model.own_parts import OwnPart
 from attnlm.model.recorder import NotRecordedError, record
+from attnlm.model.spec import parameter_count
 from tests.tolerances import assert_near
 
 V = 11

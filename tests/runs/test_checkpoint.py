@@ -20,7 +20,7 @@ import attnlm
 from attnlm.base.errors import AttnlmError, NotFiniteError
 from attnlm.base.files import read_json, write_json
 from attnlm.config.settings import RECORD_OF, resolve
-from attnlm.model.inspection import build_with_weights
+from attnlm.model.building import build_with_weights
 from attnlm.model.loss import cross_entropy
 from attnlm.runs.checkpoint import load_checkpoint, save_checkpoint
 from attnlm.training.optimizer import Optimizer

@@ -33,8 +33,8 @@ from attnlm.data.dataset import Dataset
 from attnlm.generation import sampling
 from attnlm.generation.module_decoder import ModuleDecoder, decoders_of
 from attnlm.generation.native_decoder import is_fastest_on_cpu
-from attnlm.model.inspection import parameter_count
 from attnlm.model.loss import LOGITS_AT_ONCE, cross_entropy, linear_cross_entropy
+from attnlm.model.spec import parameter_count
 from attnlm.training import forms, memory
 from attnlm.training.cuda_graph import (
     FIRST_CALLS,

@@ -12,7 +12,7 @@ import torch
 
 import attnlm
 from attnlm.base.errors import NotFiniteError
-from attnlm.model.inspection import build_with_weights
+from attnlm.model.building import build_with_weights
 from attnlm.runs.checkpoint import load_checkpoint, save_checkpoint
 from attnlm.runs.run import open_run
 from tests.kit import fails

@@ -10,7 +10,7 @@ import pytest
 
 from attnlm.config.settings import Config, resolve
 from attnlm.config.variants import named_codes
-from attnlm.model.inspection import parameter_count
+from attnlm.model.spec import parameter_count
 from attnlm.runs.ladder_plan import LadderPlan
 from attnlm.runs.records import DatasetFacts
 from attnlm.see.comparison import Comparison, Group

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from attnlm.base.errors import UsageError
 from attnlm.base.own_code import OwnCode
 from attnlm.base.setting_fields import Setting, Settings, fields_of, setting
-from attnlm.model.costs import Costs, compute_costs, map_shapes, parameter_shapes
+from attnlm.model.costs import Costs, compute_costs, parameter_shapes
 from attnlm.model.own_arguments import PREFIX
 from attnlm.model.spec import ModelSpec, Shapes, is_ours, own_code_reason
 
@@ -259,7 +259,7 @@ class Architecture:
 
     @property
     def has_matrices(self) -> bool:
-        return bool(self.codes or map_shapes(self))
+        return bool(self.codes) or self.attention == "softmax" or self.mlp != "none"
 
     @property
     def slides(self) -> bool:

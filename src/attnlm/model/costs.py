@@ -9,6 +9,7 @@ its first use imports PyTorch's compiler, which takes a second: a third of a who
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from attnlm.model.architecture import Architecture
-
-Shape = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +30,8 @@ class Costs:
     """features of the embeddings; 0 for a model without blocks, which is only a table of logits"""
     lm_head_inputs: int
     """inputs of the LM head"""
-    matrices: dict[str, Shape]
-    """the linear maps of one block, as (outputs, inputs)"""
+    multiplied_weights: int
+    """weights in the matmuls of one token, in blocks and LM head"""
     mixing_flops: int
     """operations of one layer's attention, forward"""
     mixing_gradient_flops: int
@@ -43,12 +42,6 @@ class Costs:
     """numbers in the caches of keys and values of one layer; 0 for a model without caches"""
     peak_activations: int
     """numbers that one block holds at the peak of its memory"""
-
-    @property
-    def multiplied_weights(self) -> int:
-        """Return the number of weights in the matmuls of one token, in blocks and LM head."""
-        in_block = sum(rows * columns for rows, columns in self.matrices.values())
-        return self.vocab_size * self.lm_head_inputs + self.layers * in_block
 
     @property
     def forward_flops(self) -> int:
@@ -65,42 +58,42 @@ class Costs:
         return 6 * self.multiplied_weights + mixing
 
 
-def map_shapes(a: Architecture) -> dict[str, Shape]:
-    """Return the shape (outputs, inputs) of each linear map of a block."""
-    width = a.width
-    shapes = dict[str, Shape]()
-    if a.attention == "softmax":
-        heads = a.heads * a.head_dim
-        kv_heads = a.num_kv_heads * a.head_dim
-        shapes |= {"query": (heads, width), "key": (kv_heads, width), "value": (kv_heads, width)}
-        shapes |= {"projection": (width, heads)} if a.projection else {}
-    if a.mlp != "none":
-        shapes |= {"gate": (a.mlp_dim, width)} if a.mlp == "swiglu" else {}
-        shapes |= {"up": (a.mlp_dim, width), "down": (width, a.mlp_dim)}
-    return shapes
-
-
 def parameter_shapes(a: Architecture, vocab_size: int) -> dict[str, tuple[int, ...]]:
     """Return the shape of each parameter of an architecture by its name."""
     if a.embed_dim is None:
         return {"table.weight": (vocab_size, vocab_size)}
+    width = a.width
     block: dict[str, tuple[int, ...]] = {}
-    for name, shape in map_shapes(a).items():
-        part = "mlp" if name in ("gate", "up", "down") else "attention"
-        block[f"{part}.{name}.weight"] = shape
-        if a.qkv_bias if name in ("query", "key", "value") else a.bias:
-            block[f"{part}.{name}.bias"] = shape[:1]
+
+    def add(name: str, outputs: int, inputs: int, bias: bool = a.bias) -> None:
+        block[f"{name}.weight"] = outputs, inputs
+        if bias:
+            block[f"{name}.bias"] = (outputs,)
+
+    if a.attention == "softmax":
+        heads = a.heads * a.head_dim
+        kv_heads = a.num_kv_heads * a.head_dim
+        add("attention.query", heads, width, a.qkv_bias)
+        add("attention.key", kv_heads, width, a.qkv_bias)
+        add("attention.value", kv_heads, width, a.qkv_bias)
+        if a.projection:
+            add("attention.projection", width, heads)
+    if a.mlp == "swiglu":
+        add("mlp.gate", a.mlp_dim, width)
+    if a.mlp != "none":
+        add("mlp.up", a.mlp_dim, width)
+        add("mlp.down", width, a.mlp_dim)
     if a.query_key_norm:
         block |= dict.fromkeys(
             ("attention.query_norm.gain", "attention.key_norm.gain"), (a.head_dim,)
         )
     kinds = {"none": (), "rms": ("gain",)}.get(a.norm, ("gain", "bias") if a.bias else ("gain",))
     for kind in kinds:
-        block |= {f"attention_norm.{kind}": (a.width,)} if a.attention != "none" else {}
-        block |= {f"mlp_norm.{kind}": (a.width,)} if a.mlp != "none" else {}
-    shapes: dict[str, tuple[int, ...]] = {"token_embedding.weight": (vocab_size, a.width)}
+        block |= {f"attention_norm.{kind}": (width,)} if a.attention != "none" else {}
+        block |= {f"mlp_norm.{kind}": (width,)} if a.mlp != "none" else {}
+    shapes: dict[str, tuple[int, ...]] = {"token_embedding.weight": (vocab_size, width)}
     if a.positions == "learned":
-        shapes["position_embedding.weight"] = (a.block_size, a.width)
+        shapes["position_embedding.weight"] = (a.block_size, width)
     shapes |= {f"norm.{kind}": (a.lm_head_inputs,) for kind in kinds}
     shapes |= {
         f"blocks.{layer}.{name}": shape
@@ -113,6 +106,11 @@ def parameter_shapes(a: Architecture, vocab_size: int) -> dict[str, tuple[int, .
 
 def compute_costs(a: Architecture, vocab_size: int) -> Costs:
     """Return the costs of an architecture."""
+    matrices = (
+        shape
+        for name, shape in parameter_shapes(a, vocab_size).items()
+        if name.startswith("blocks.") and len(shape) == 2
+    )
     is_softmax = a.attention == "softmax"
     mixed = a.heads * a.head_dim if is_softmax else a.maps_per_layer * a.lm_head_inputs
     mixing = 4 * a.block_size * mixed  # q kᵀ, and softmax(q kᵀ) v
@@ -124,7 +122,7 @@ def compute_costs(a: Architecture, vocab_size: int) -> Costs:
         layers=a.layers,
         width=a.width,
         lm_head_inputs=a.lm_head_inputs,
-        matrices=map_shapes(a),
+        multiplied_weights=vocab_size * a.lm_head_inputs + sum(map(math.prod, matrices)),
         mixing_flops=mixing,
         mixing_gradient_flops=gradient,
         cached=2 * max(a.width, a.num_kv_heads * a.head_dim) if a.maps_per_layer else 0,

@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from attnlm.base.errors import UsageError
+from attnlm.model.building import stored_buffers, uninitialised_model
 from attnlm.model.costs import Costs
-from attnlm.model.inspection import stored_buffers, uninitialised_model
 from attnlm.model.language_model import Caches, LanguageModel
 from attnlm.model.own_arguments import resolved_arguments
 from attnlm.model.own_parts import build_module, on_device_of, part_module, require_shape
@@ -181,15 +181,15 @@ def _costs_of(spec: ModelSpec, vocab_size: int) -> Costs:
             both = counter.flops
     tables = [m.embedding_dim for m in model.modules() if isinstance(m, nn.Embedding)]
     features = math.ceil(sum(kept.values()) / 4 / spec.block_size)
-    matrices = {n: tuple(p.shape) for n, p in model.named_parameters() if model.is_matrix(n, p)}
+    weights_used = sum(p.numel() for n, p in model.named_parameters() if model.is_matrix(n, p))
     # Costs count two operations for each weight of a matrix, and as many for each gradient.
-    counted = 2 * sum(math.prod(shape) for shape in matrices.values())
+    counted = 2 * weights_used
     return Costs(
         vocab_size=vocab_size,
         layers=1,
         width=tables[0] if tables else 1,
         lm_head_inputs=0,
-        matrices=matrices,  # type: ignore[arg-type]
+        multiplied_weights=weights_used,
         mixing_flops=forward // spec.block_size - counted,
         mixing_gradient_flops=(both - forward) // spec.block_size - 2 * counted,
         kept_features=features,

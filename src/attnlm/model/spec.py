@@ -7,6 +7,7 @@ from `require_architecture`, which refuses other implementations.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol, TypeGuard
 
@@ -85,3 +86,8 @@ def is_ours(spec: ModelSpec) -> TypeGuard[Architecture]:
 def own_code_reason(spec: ModelSpec) -> str | None:
     """Return why code that knows our parts alone can't compute a model; None if it can."""
     return f"it computes {' and '.join(spec.codes.values())}" if spec.codes else None
+
+
+def parameter_count(spec: ModelSpec, vocab_size: int) -> int:
+    """Return the number of parameters of the model; tied parameters count once."""
+    return sum(map(math.prod, spec.parameter_shapes(vocab_size).values()))

@@ -29,7 +29,8 @@ from attnlm.base.setting_fields import check_value, quoted
 from attnlm.compute.device import machine_memory
 from attnlm.config.settings import Config, resolve
 from attnlm.model.architecture import Architecture, require_architecture
-from attnlm.model.inspection import build_with_weights, check_finite
+from attnlm.model.building import build_with_weights
+from attnlm.model.inspection import check_finite
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.spec import Shapes
 from attnlm.runs import hub

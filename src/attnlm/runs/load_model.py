@@ -42,7 +42,7 @@ def load_model(
     is auto, cpu, cuda or mps. Raises AttnlmError if files are missing or damaged, or if the device
     is not available.
     """
-    from attnlm.model.inspection import build_with_weights
+    from attnlm.model.building import build_with_weights
 
     run = open_run(run)
     chosen = run.checkpoint(checkpoint)
@@ -65,9 +65,10 @@ def checked_weights(run: Run, checkpoint: Checkpoint) -> dict[str, Array]:
     """
     weights = load_weights(run, checkpoint)
     if not has_usual_classes(run):
-        from attnlm.model.inspection import check_textbook, meta_model
+        from attnlm.model.building import uninitialised_model
+        from attnlm.model.inspection import check_textbook
 
-        check_textbook(meta_model(run.config.spec, run.vocab_size), run.name)
+        check_textbook(uninitialised_model(run.config.spec, run.vocab_size, "meta"), run.name)
     return weights
 
 
@@ -80,9 +81,10 @@ def has_usual_classes(run: Run) -> bool:
         return False
     if "attnlm.model.language_model" not in sys.modules:
         return True
-    from attnlm.model.inspection import is_as_built, meta_model
+    from attnlm.model.building import uninitialised_model
+    from attnlm.model.inspection import is_as_built
 
-    return is_as_built(meta_model(run.config.spec, run.vocab_size))
+    return is_as_built(uninitialised_model(run.config.spec, run.vocab_size, "meta"))
 
 
 # --- The run that a run starts from ---------------------------------------------------------------

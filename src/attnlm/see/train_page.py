@@ -111,7 +111,7 @@ def parameters_data(a: Architecture) -> list[dict[str, Any]]:
 
     In a shape, "V" is the size of the vocabulary.
     """
-    from attnlm.model.inspection import initial_distributions  # loads torch
+    from attnlm.model.building import initial_distributions  # loads torch
 
     shapes = a.parameter_shapes(2)
     larger = a.parameter_shapes(3)

@@ -16,8 +16,8 @@ from attnlm.compute.device import Device, machine_memory
 from attnlm.compute.processes import is_launched, local_count
 from attnlm.config.settings import Config
 from attnlm.config.training import TrainingConfig
-from attnlm.model.inspection import parameter_count
 from attnlm.model.loss import LOGITS_AT_ONCE
+from attnlm.model.spec import parameter_count
 from attnlm.training.step import split_batch
 from attnlm.training.validation import windows_at_once
 

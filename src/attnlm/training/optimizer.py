@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from attnlm.compute.processes import Processes
 from attnlm.compute.threads import computing
 from attnlm.config.training import TrainingConfig
-from attnlm.model.inspection import stored_buffers
+from attnlm.model.building import stored_buffers
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.layers import linear
 from attnlm.training.cuda_graph import CudaGraph, can_record_updates

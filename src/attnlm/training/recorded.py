@@ -29,13 +29,8 @@ from attnlm.base.own_code import OwnCodeError, allow_call
 from attnlm.compute.device import Device, use_precision
 from attnlm.compute.threads import flush_subnormals
 from attnlm.config.settings import Config, resolve
-from attnlm.model.inspection import (
-    are_close,
-    build_with_weights,
-    draw_zeros,
-    restoring,
-    stored_buffers,
-)
+from attnlm.model.building import build_with_weights, stored_buffers
+from attnlm.model.inspection import are_close, draw_zeros, restoring
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.layers import drop_by
 from attnlm.model.own_arguments import CODE

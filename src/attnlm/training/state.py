@@ -14,7 +14,7 @@ from attnlm.base.setting_fields import record_from_json
 from attnlm.compute.device import Device
 from attnlm.compute.processes import ALONE, Processes
 from attnlm.config.settings import Config
-from attnlm.model.inspection import load_buffers, stored_buffers
+from attnlm.model.building import load_buffers, stored_buffers
 from attnlm.model.language_model import LanguageModel, Transformer
 from attnlm.runs.checkpoint import Array, load_checkpoint, save_checkpoint
 from attnlm.runs.journal import ranking_key

@@ -26,8 +26,8 @@ from attnlm.compute.threads import torch_settings_restored
 from attnlm.config.settings import Config, Request, resolve
 from attnlm.data.batches import check_splits
 from attnlm.data.dataset import Dataset, id_dtype
-from attnlm.model.inspection import parameter_count
 from attnlm.model.own_arguments import with_defaults
+from attnlm.model.spec import parameter_count
 from attnlm.training.cuda_graph import FIRST_CALLS
 from attnlm.training.forms import has_native_form, is_native_faster
 from attnlm.training.memory import affordable_micro_batch, check_memory

@@ -15,11 +15,12 @@ from attnlm.base.formatting import listed, quantity
 from attnlm.base.own_code import OwnCode, OwnCodeError, named_code, own_traceback
 from attnlm.compute.device import Device
 from attnlm.config.settings import CHOSEN_BY_NAME, Config, resolve, resolve_new, with_own_code
-from attnlm.model.inspection import draw_zeros, parameter_count, restoring
+from attnlm.model.inspection import draw_zeros, restoring
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.own_arguments import PREFIX, infer_kind
 from attnlm.model.own_modules import OwnLanguageModel
 from attnlm.model.recorder import record
+from attnlm.model.spec import parameter_count
 from attnlm.training.optimizer import flatten_parameters
 from attnlm.training.own_code_trial import find_leak, mixes_texts
 from attnlm.training.random_state import keeping_random_state

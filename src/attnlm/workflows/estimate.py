@@ -19,7 +19,7 @@ from attnlm.compute.device import Device
 from attnlm.compute.threads import cores, torch_settings_restored
 from attnlm.config.settings import Config, Request, resolve_new
 from attnlm.data.dataset import Dataset, open_dataset
-from attnlm.model.inspection import parameter_count
+from attnlm.model.spec import parameter_count
 from attnlm.runs.records import RunFacts
 from attnlm.runs.run import Run, open_run
 from attnlm.training.memory import estimate_memory

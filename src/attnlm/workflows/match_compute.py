@@ -8,10 +8,9 @@ import math
 from attnlm.base.errors import UsageError
 from attnlm.base.setting_fields import Settings
 from attnlm.config.settings import resolve
-from attnlm.model.inspection import parameter_count
 from attnlm.model.own_arguments import with_defaults
 from attnlm.model.own_specs import OwnModel, size_settings
-from attnlm.model.spec import ModelSpec
+from attnlm.model.spec import ModelSpec, parameter_count
 from attnlm.runs.ladder_plan import TOLERANCE, LadderPlan
 
 _WIDEST = 2**16  # features, beyond which no wider model is tried

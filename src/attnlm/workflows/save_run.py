@@ -15,7 +15,8 @@ from attnlm.base.folders import CHECKPOINT_DIR, DATA_DIR
 from attnlm.base.setting_fields import record_from_json
 from attnlm.config.settings import Config, resolve_new
 from attnlm.data.dataset import Dataset, open_dataset
-from attnlm.model.inspection import are_close, check_finite, stored_buffers, uninitialised_model
+from attnlm.model.building import stored_buffers, uninitialised_model
+from attnlm.model.inspection import are_close, check_finite
 from attnlm.model.language_model import LanguageModel, evaluating
 from attnlm.model.own_modules import OwnLanguageModel
 from attnlm.runs.checkpoint import save_checkpoint

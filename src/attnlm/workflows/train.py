@@ -23,7 +23,7 @@ from attnlm.compute.threads import torch_settings_restored
 from attnlm.config.settings import RECORD_OF, Config, Request, resolve, resolve_new
 from attnlm.config.training import TrainingConfig
 from attnlm.data.dataset import Dataset, open_dataset
-from attnlm.model.inspection import parameter_count
+from attnlm.model.spec import parameter_count
 from attnlm.runs.create_run import check_name_is_free, create_run
 from attnlm.runs.load_model import check_tokenizer, parent_record
 from attnlm.runs.records import CheckpointFacts, ParentRecord, has_same_ids

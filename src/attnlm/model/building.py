@@ -1,0 +1,113 @@
+"""Models built without drawing weights: with given ones, or with shapes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from attnlm.model.language_model import LanguageModel
+from attnlm.model.spec import ModelSpec
+
+
+def uninitialised_model(spec: ModelSpec, vocab_size: int, device: str = "cpu") -> LanguageModel:
+    """Return a model with uninitialised weights, without writing to their memory.
+
+    On the device `meta`, it has names and shapes, but neither memory nor numbers.
+    """
+    for code in spec.codes.values():
+        code.load()  # the variables of a file need their initialisation
+    with torch.device(device), _WithoutInitialisation():
+        return spec.build(vocab_size)
+
+
+class _WithoutInitialisation(TorchFunctionMode):
+    """A mode that skips the functions of torch.nn.init. These functions draw random numbers and,
+    for a meta tensor, import torch's compiler, which takes 1.5 seconds."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
+
+
+def build_with_weights(
+    spec: ModelSpec, vocab_size: int, weights: Mapping[str, Tensor | NDArray[Any]]
+) -> LanguageModel:
+    """Return the model with these weights as its parameters, without copying them."""
+    model = uninitialised_model(spec, vocab_size)
+    for name, parameter in model.named_parameters():
+        assert parameter.shape == weights[name].shape, name
+        parameter.data = torch.as_tensor(weights[name])
+    load_buffers(model, weights)
+    return model
+
+
+def stored_buffers(model: LanguageModel) -> dict[str, Tensor]:
+    """Return the buffers that a checkpoint holds, which own code may change in training.
+
+    Complex numbers are stored as pairs of real numbers. The tensors are copies.
+    """
+    return {
+        name: (torch.view_as_real(b.resolve_conj()) if b.is_complex() else b).detach().clone()
+        for name, b in _persistent_buffers(model).items()
+    }
+
+
+def _persistent_buffers(model: LanguageModel) -> dict[str, Tensor]:
+    names = model.state_dict(keep_vars=True).keys()
+    return {name: buffer for name, buffer in model.named_buffers() if name in names}
+
+
+@torch.no_grad()
+def load_buffers(model: LanguageModel, stored: Mapping[str, Tensor | NDArray[Any]]) -> None:
+    """Set the buffers to what `stored_buffers` returned, in place: others may share them."""
+    for name, buffer in _persistent_buffers(model).items():
+        values = torch.as_tensor(stored[name])
+        if buffer.is_complex():
+            values = torch.view_as_complex(values)
+        if 0 in buffer.stride():  # expanded: many elements have one place in memory
+            buffer.set_(values.to(buffer.device))  # type: ignore[call-overload]
+        else:
+            buffer.copy_(values)
+
+
+def initial_distributions(spec: ModelSpec, vocab_size: int) -> dict[str, tuple[str, float]]:
+    """Return how each parameter of a new model is drawn, by name, in the model's order.
+
+    "normal" has the standard deviation, "uniform" the limit on both sides of 0, and "constant" the
+    value. Torch's random state stays as it is.
+    """
+    with torch.random.fork_rng(devices=[]), _RecordedInitialisation() as recorded:
+        model = spec.build(vocab_size)
+    return {
+        name: recorded.drawn.get(id(p), ("constant", p.flatten()[0].item()))
+        for name, p in model.named_parameters()
+    }
+
+
+class _RecordedInitialisation(TorchFunctionMode):
+    """A mode that records from what functions of torch.nn.init draw each tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn: dict[int, tuple[str, float]] = {}
+        """distributions by the `id` of a tensor"""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is Tensor.zero_:  # by nn.init.zeros_
+            self.drawn.pop(id(args[0]), None)
+        elif getattr(func, "__module__", None) == "torch.nn.init":
+            tensor: Tensor = kwargs["tensor"]
+            self.drawn[id(tensor)] = {
+                "normal_": ("normal", kwargs.get("std")),
+                "uniform_": ("uniform", kwargs.get("b")),
+                "kaiming_uniform_": ("uniform", tensor.shape[-1] ** -0.5),  # as nn.Linear uses it
+            }[func.__name__]
+        return func(*args, **kwargs)
