@@ -27,7 +27,7 @@ def test_flags_override_recipes_and_recipes_override_defaults() -> None:
 
 def test_wrong_recipes_exit_with_1_and_wrong_flags_with_2() -> None:
     with pytest.raises(AttnlmError, match="recipe") as caught:
-        resolve({"batch_size": 4}, {"model": "bigram", "heads": 2})
+        resolve({"batch_size": 4}, {"model": "multi-head", "heads": 0})
     assert caught.value.exit_code == 1
     with pytest.raises(UsageError):
         resolve({"heads": 3}, {"model": "multi-head", "embed_dim": 32})
@@ -39,6 +39,7 @@ def test_wrong_recipes_exit_with_1_and_wrong_flags_with_2() -> None:
         ({"model": "single-head"}, ("layers", "heads", "mlp_width")),
         ({"attention": "none", "positions": "none"}, ("heads",)),
         ({"mlp": "none"}, ("mlp_width",)),
+        ({}, ("rotary_base",)),
     ],
 )
 def test_unused_recipe_settings_are_dropped_and_named(
@@ -46,11 +47,13 @@ def test_unused_recipe_settings_are_dropped_and_named(
 ) -> None:
     recipe: Settings = {"model": "transformer", "layers": 3, "embed_dim": 48, "heads": 4}
     recipe |= {"mlp_width": 50, "batch_size": 5}
+    recipe |= {} if settings else {"positions": "learned", "rotary_base": 9.0}
     config = resolve(settings, recipe)
     assert config.dropped == dropped
     assert parts_of(config).embed_dim == 48 and config.training.batch_size == 5
     with pytest.raises(UsageError):
         resolve({**settings, dropped[0]: recipe[dropped[0]]}, recipe)
+    assert resolve({}, {"model": "multi-head", "bias": False}).dropped == ("bias",)
 
 
 def test_budget_and_steps_override_each_other() -> None:

@@ -16,8 +16,9 @@ from safetensors.torch import save_file
 import attnlm
 from attnlm.base.setting_fields import Settings
 from attnlm.config.settings import resolve
-from attnlm.model.architecture import RUNGS, UnsupportedError
+from attnlm.model.architecture import RUNGS
 from attnlm.model.language_model import Bigram, Transformer
+from attnlm.model.spec import UnsupportedError
 from attnlm.see.model_page import architecture_data
 from attnlm.see.train_page import (
     MOST_TEXT,

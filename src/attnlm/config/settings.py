@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -199,16 +197,6 @@ def resolve(
 def _resolve_checked(settings: Settings, recipe: Settings, parent: ParentRun | None) -> Config:
     recipe = _without_alternatives(recipe, settings)
     for name, value in (*recipe.items(), *settings.items()):
-        if isinstance(value, OwnCode):
-            continue
-        if name.startswith(PREFIX):
-            check_argument(name.removeprefix(PREFIX), value)
-            continue
-        if name == "loss" or (name in CHOSEN_BY_NAME and is_code_name(value)):
-            raise UsageError(
-                f"`{name}` {quoted(value)} is not code that was named as an option or in Python",
-                f"write `{name}` FILE.py:NAME on the command line; a file may not name code",
-            )
         check_setting(name, value)
     if "steps" in settings and "budget" in settings:
         raise UsageError("`steps` and `budget` cannot be combined", "use only one")
@@ -245,9 +233,19 @@ def _model_and_dropped(parts: Settings, settings: Settings) -> tuple[ModelSpec, 
         return own_model(model, parts, arguments), ()
     if "scores" not in codes:
         parts.pop("scores", None)  # it has one other value, the default
-    used = _parts_with_effect(str(model), parts, settings, codes)
-    dropped = tuple(k for k in parts if k not in used)
-    return architecture(str(model), used, arguments), dropped
+    preset = PRESETS[str(model)]
+    kept = {*settings, *codes}
+    known = kept.union(preset.settings, ["positions"] if codes else [])
+    merged = preset.parts | {k: v for k, v in parts.items() if k in known}
+    if "attention" in codes and merged.get("positions") == "rotary" != settings.get("positions"):
+        known.discard("positions")  # own attention cannot rotate, whatever a recipe says
+        merged["positions"] = "learned"
+    used = {
+        k: v
+        for k, v in parts.items()
+        if k in kept or (k in known and missing_requirement(k, merged) is None)
+    }
+    return architecture(str(model), used, arguments), tuple(k for k in parts if k not in used)
 
 
 def check_files(codes: Iterable[OwnCode]) -> None:
@@ -280,47 +278,15 @@ def _inherited(parent: ParentRun, chosen: Settings) -> Settings:
     fixed = parent.config.spec.settings()
     names = {*fields_of(Architecture), *(key for key in chosen if key.startswith(PREFIX))}
     for key in chosen.keys() & names - {"dropout"}:
-        if not _is_same(chosen[key], fixed.get(key)):
-            has = quoted(fixed[key]) if key in fixed else "none"
-            if chosen[key] == fixed.get(key):
-                has = "another file of this name"
+        value, old = chosen[key], fixed.get(key)
+        if value != old or getattr(value, "sha256", "") != getattr(old, "sha256", ""):
+            has = "none" if old is None else quoted(old)
+            has = "another file of this name" if value == old else has
             raise UsageError(
                 f"`{key}` cannot be changed: the weights come from {parent.name}",
                 f"its `{key}` is {has}: leave `{key}` out, or train from scratch",
             )
     return {key: value for key, value in fixed.items() if key not in (*chosen, CODE)}
-
-
-def _is_same(chosen: Setting, fixed: Setting | None) -> bool:
-    """Return True if two values are the same code, or the same value, also written as a text."""
-    if isinstance(chosen, OwnCode) and isinstance(fixed, OwnCode):
-        return (chosen, chosen.sha256) == (fixed, fixed.sha256)
-    if isinstance(chosen, str) and not isinstance(fixed, str):
-        with contextlib.suppress(ValueError):
-            chosen = json.loads(chosen.lower())
-    return chosen == fixed
-
-
-def _parts_with_effect(
-    model: str, parts: Settings, settings: Settings, codes: Iterable[str]
-) -> Settings:
-    """Return `parts` without the recipe's parts that have no effect because of `settings`.
-
-    `codes` are the parts that are own code. In a recipe as it stands, a part without effect is
-    an error, which `architecture` raises.
-    """
-    preset = PRESETS[model]
-    kept = {*settings, *codes}
-    if "model" in settings:
-        known = {*preset.settings, *(["positions"] if codes else [])}
-        parts = {k: v for k, v in parts.items() if k in kept | known}
-    if codes or "model" in settings or any(k in settings for k in parts):
-        merged = {**preset.parts, **parts}
-        if "attention" in codes and parts.get("positions") == "rotary" != settings.get("positions"):
-            merged.pop("positions")  # own attention cannot rotate, whatever a recipe says
-        effective = {k for k in merged if missing_requirement(k, merged) is None}
-        parts = {k: v for k, v in parts.items() if k in kept | effective}
-    return parts
 
 
 def _training_defaults(model: ModelSpec, chosen: Settings) -> Settings:
@@ -386,7 +352,18 @@ def _check_training(model: ModelSpec, training: TrainingConfig) -> None:
 
 
 def check_setting(name: str, value: Setting) -> None:
-    """Check one setting by itself. Raises UsageError for an unknown name, wrong type or range."""
+    """Check one setting by itself. Raises UsageError for an unknown name, wrong type or range, and
+    for own code that is a text, as a file may have it."""
+    if isinstance(value, OwnCode):
+        return
+    if name == "loss" or (name in CHOSEN_BY_NAME and is_code_name(value)):
+        raise UsageError(
+            f"`{name}` {quoted(value)} is not code that was named as an option or in Python",
+            f"write `{name}` FILE.py:NAME on the command line; a file may not name code",
+        )
+    if name.startswith(PREFIX):
+        check_argument(name.removeprefix(PREFIX), value)
+        return
     if name not in RECORD_OF:
         hint = suggestion(name, RECORD_OF, f"the keys are {', '.join(RECORD_OF)}")
         raise UsageError(f"unknown key {quoted(name)}", hint)

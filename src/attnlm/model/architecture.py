@@ -13,7 +13,7 @@ from attnlm.base.own_code import OwnCode
 from attnlm.base.setting_fields import Setting, Settings, fields_of, setting
 from attnlm.model.costs import Costs, compute_costs, parameter_shapes
 from attnlm.model.own_arguments import PREFIX
-from attnlm.model.spec import ModelSpec, Shapes, is_ours, own_code_reason
+from attnlm.model.spec import Shapes
 
 if TYPE_CHECKING:
     from attnlm.model.language_model import Bigram, Transformer
@@ -308,21 +308,6 @@ class Architecture:
         from attnlm.model.own_modules import built_shapes
 
         return built_shapes(self, vocab_size)
-
-
-class UnsupportedError(UsageError):
-    """Raised when code that computes models by their parts does not know a model."""
-
-
-def require_architecture(spec: ModelSpec, purpose: str, lacking: str | None = None) -> Architecture:
-    """Return a spec as an Architecture, for code that needs its parts for a purpose.
-
-    Raises UnsupportedError for own code, and if `lacking` says what that code does not know.
-    """
-    reason = own_code_reason(spec) or lacking
-    if reason is None and is_ours(spec):
-        return spec
-    raise UnsupportedError(f"{spec.name} cannot have {purpose}: {reason}", "use another model")
 
 
 def _check_heads(a: Architecture, width: int) -> None:

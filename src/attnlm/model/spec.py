@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol, TypeGuard
 
+from attnlm.base.errors import UsageError
 from attnlm.base.setting_fields import Settings
 
 if TYPE_CHECKING:
@@ -86,6 +87,21 @@ def is_ours(spec: ModelSpec) -> TypeGuard[Architecture]:
 def own_code_reason(spec: ModelSpec) -> str | None:
     """Return why code that knows our parts alone can't compute a model; None if it can."""
     return f"it computes {' and '.join(spec.codes.values())}" if spec.codes else None
+
+
+class UnsupportedError(UsageError):
+    """Raised when code that computes models by their parts does not know a model."""
+
+
+def require_architecture(spec: ModelSpec, purpose: str, lacking: str | None = None) -> Architecture:
+    """Return a spec as an Architecture, for code that needs its parts for a purpose.
+
+    Raises UnsupportedError for own code, and if `lacking` says what that code does not know.
+    """
+    reason = own_code_reason(spec) or lacking
+    if reason is None and is_ours(spec):
+        return spec
+    raise UnsupportedError(f"{spec.name} cannot have {purpose}: {reason}", "use another model")
 
 
 def parameter_count(spec: ModelSpec, vocab_size: int) -> int:

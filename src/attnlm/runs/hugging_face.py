@@ -28,11 +28,11 @@ from attnlm.base.formatting import quantity
 from attnlm.base.setting_fields import check_value, quoted
 from attnlm.compute.device import machine_memory
 from attnlm.config.settings import Config, resolve
-from attnlm.model.architecture import Architecture, require_architecture
+from attnlm.model.architecture import Architecture
 from attnlm.model.building import build_with_weights
 from attnlm.model.inspection import check_finite
 from attnlm.model.language_model import LanguageModel
-from attnlm.model.spec import Shapes
+from attnlm.model.spec import Shapes, require_architecture
 from attnlm.runs import hub
 from attnlm.runs.checkpoint import Array
 from attnlm.runs.create_run import check_name_is_free, create_imported

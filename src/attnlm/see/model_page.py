@@ -14,7 +14,8 @@ import numpy as np
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.formatting import quantity
-from attnlm.model.architecture import Architecture, UnsupportedError, require_architecture
+from attnlm.model.architecture import Architecture
+from attnlm.model.spec import UnsupportedError, require_architecture
 from attnlm.runs.checkpoint import Array
 from attnlm.runs.load_model import checked_weights
 from attnlm.runs.run import Checkpoint, Run, run_summary

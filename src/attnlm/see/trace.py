@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from attnlm.model import textbook
-from attnlm.model.architecture import Architecture, require_architecture
+from attnlm.model.architecture import Architecture
 from attnlm.model.inspection import check_finite, check_textbook
 from attnlm.model.recorder import NotRecordedError, Recorder, Site, record
+from attnlm.model.spec import require_architecture
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run, open_run
 from attnlm.see.attend import likeliest

@@ -10,8 +10,8 @@ from attnlm.base.formatting import quantity
 from attnlm.base.setting_fields import Settings
 from attnlm.config.settings import Config, resolve
 from attnlm.data.dataset import Dataset
-from attnlm.model.architecture import RUNGS, Architecture, require_architecture
-from attnlm.model.spec import ModelSpec, is_ours, own_code_reason
+from attnlm.model.architecture import RUNGS, Architecture
+from attnlm.model.spec import ModelSpec, is_ours, own_code_reason, require_architecture
 from attnlm.see.model_page import architecture_data
 from attnlm.see.page import render
 
