@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 class Costs:
     """The costs of a model, per token of a window of block_size unless a field says more."""
 
-    vocab_size: int
     layers: int
     width: int
     """features of the embeddings; 0 for a model without blocks, which is only a table of logits"""
@@ -118,7 +117,6 @@ def compute_costs(a: Architecture, vocab_size: int) -> Costs:
     gradient = 2 * a.block_size * mixed if a.attention == "uniform" else 2 * mixing
     maps = a.maps_per_layer * a.block_size if a.materializes_attention else 0
     return Costs(
-        vocab_size=vocab_size,
         layers=a.layers,
         width=a.width,
         lm_head_inputs=a.lm_head_inputs,

@@ -87,15 +87,7 @@ def _loss_in_pieces(
     x_MC: Tensor, weight_VC: Tensor, bias_V: Tensor | None, targets_M: Tensor, into: _Gradients
 ) -> Tensor:
     lm_head_VC = weight_VC.to(x_MC.dtype)
-    if bias_V is not None:
-        bias_V = bias_V.to(x_MC.dtype)
-    with torch.autocast(x_MC.device.type, enabled=False):
-        return _loss_by_rows(x_MC, lm_head_VC, bias_V, targets_M, into)
-
-
-def _loss_by_rows(
-    x_MC: Tensor, lm_head_VC: Tensor, bias_V: Tensor | None, targets_M: Tensor, into: _Gradients
-) -> Tensor:
+    bias_V = None if bias_V is None else bias_V.to(x_MC.dtype)
     precise = torch.promote_types(x_MC.dtype, torch.float32)
     total = torch.zeros((), dtype=precise, device=x_MC.device)
     vocab_size = lm_head_VC.size(0)
@@ -106,26 +98,27 @@ def _loss_by_rows(
     if missing:
         lm_head_VC = F.pad(lm_head_VC, (0, 0, 0, missing))
         bias_V = None if bias_V is None else F.pad(bias_V, (0, missing))
-    for rows in (slice(i, i + at_once) for i in range(0, len(targets_M), at_once)):
-        logits_mV = linear(x_MC[rows], lm_head_VC, bias_V)[:, :vocab_size].to(precise)
-        is_counted_m1 = targets_M[rows, None] >= 0
-        targets_m1 = targets_M[rows, None].clamp(min=0)
-        top_m1, likeliest_m1 = logits_mV.max(-1, keepdim=True)
-        at_target_m1 = logits_mV.gather(-1, targets_m1)
-        in_place = None if x_MC.is_mps else logits_mV  # Metal does not promise that out= works
-        p_mV = torch.softmax(logits_mV, -1, out=in_place)
-        # −log p of the likeliest token, plus its logit minus the target's: no p underflows.
-        losses_m1 = top_m1 - at_target_m1 - p_mV.gather(-1, likeliest_m1).log()
-        total += (losses_m1 * is_counted_m1).sum()
-        if into is None:
-            continue
-        d_logits_mV = p_mV.scatter_add_(-1, targets_m1, torch.full_like(top_m1, -1.0))
-        d_logits_mV = d_logits_mV.mul_(is_counted_m1 / count).to(x_MC.dtype)
-        if missing:
-            d_logits_mV = F.pad(d_logits_mV, (0, missing))
-        d_x_MC, d_lm_head_VC, d_bias_V = into
-        d_x_MC[rows] = linear(d_logits_mV, lm_head_VC.T)
-        d_lm_head_VC += linear(d_logits_mV.T, x_MC[rows].T)[:vocab_size]
-        if d_bias_V is not None:
-            d_bias_V += d_logits_mV.sum(0)[:vocab_size]
+    with torch.autocast(x_MC.device.type, enabled=False):
+        for rows in (slice(i, i + at_once) for i in range(0, len(targets_M), at_once)):
+            logits_mV = linear(x_MC[rows], lm_head_VC, bias_V)[:, :vocab_size].to(precise)
+            is_counted_m1 = targets_M[rows, None] >= 0
+            targets_m1 = targets_M[rows, None].clamp(min=0)
+            top_m1, likeliest_m1 = logits_mV.max(-1, keepdim=True)
+            at_target_m1 = logits_mV.gather(-1, targets_m1)
+            in_place = None if x_MC.is_mps else logits_mV  # Metal does not promise that out= works
+            p_mV = torch.softmax(logits_mV, -1, out=in_place)
+            # −log p of the likeliest token, plus its logit minus the target's: no p underflows.
+            losses_m1 = top_m1 - at_target_m1 - p_mV.gather(-1, likeliest_m1).log()
+            total += (losses_m1 * is_counted_m1).sum()
+            if into is None:
+                continue
+            d_logits_mV = p_mV.scatter_add_(-1, targets_m1, torch.full_like(top_m1, -1.0))
+            d_logits_mV = d_logits_mV.mul_(is_counted_m1 / count).to(x_MC.dtype)
+            if missing:
+                d_logits_mV = F.pad(d_logits_mV, (0, missing))
+            d_x_MC, d_lm_head_VC, d_bias_V = into
+            d_x_MC[rows] = linear(d_logits_mV, lm_head_VC.T)
+            d_lm_head_VC += linear(d_logits_mV.T, x_MC[rows].T)[:vocab_size]
+            if d_bias_V is not None:
+                d_bias_V += d_logits_mV.sum(0)[:vocab_size]
     return total / count

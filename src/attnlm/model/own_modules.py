@@ -185,7 +185,6 @@ def _costs_of(spec: ModelSpec, vocab_size: int) -> Costs:
     # Costs count two operations for each weight of a matrix, and as many for each gradient.
     counted = 2 * weights_used
     return Costs(
-        vocab_size=vocab_size,
         layers=1,
         width=tables[0] if tables else 1,
         lm_head_inputs=0,
