@@ -146,6 +146,23 @@ def test_evaluations_that_take_long_are_fewer(
     assert 3 <= len(run.metrics()) <= 5
 
 
+def test_the_last_loss_over_the_whole_split_leaves_most_of_a_budget_for_steps(
+    timed: Any, paced: Any, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An evaluation of a part, with its snapshot and saving, takes long for its few tokens."""
+    clock = paced(constant(0.5))
+
+    def slow(*about: Any) -> Any:
+        clock.advance(1.4)
+        return validation_loss(*about)
+
+    monkeypatch.setattr(loop, "validation_loss", slow)
+    began, run = clock.now, timed(eval_tokens=8)
+    assert 1.4 * dataset.val_tokens / 8 > 100  # in proportion
+    assert 90 < clock.now - began < 101
+    assert len(run.metrics()) > 9
+
+
 @pytest.mark.usefixtures("costly")
 def test_a_budget_s_evaluations_use_a_hundredth_of_it(
     timed: Any, paced: Any, dataset: Dataset, monkeypatch: pytest.MonkeyPatch

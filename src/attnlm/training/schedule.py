@@ -242,14 +242,18 @@ class Schedule:
         """Return the seconds of a budget that are needed after the last step.
 
         After it follow an evaluation, drawing the curve and, if affordable, the loss over the whole
-        split. With half a step more, runs end on time on average.
+        split, of which a forward pass is a part of a step. It never takes more than a tenth of the
+        budget: the first steps do not yet show how many follow. With half a step more, runs end on
+        time on average.
         """
+        budget = self._training.budget or 0.0
         closing = self._evaluation_seconds + step_seconds / 2
-        closing += min(_CLOSING, _CLOSING_FRACTION * (self._training.budget or 0.0))
+        closing += min(_CLOSING, _CLOSING_FRACTION * budget)
         whole = min(self._val_tokens - 1, MOST_TOKENS)
         tokens = self._training.eval_tokens or whole
         if tokens < whole and is_whole_affordable(self._config, whole, self.steps, 1):
-            closing += self._evaluation_seconds * whole / tokens
+            seconds = step_seconds * whole / (_STEP_COST * self._config.tokens_per_step)
+            closing += min(seconds, _EVALUATION_SHARE * budget)
         return closing
 
     def seconds_left(self) -> float:
