@@ -244,7 +244,8 @@ SHAKESPEARE = {"vocab_size": 65, "val_tokens": 111_540}
 
 @pytest.fixture
 def costly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine on which nothing is cheap by itself."""
+    """A machine on which nothing is cheap by itself, and few tokens are enough."""
+    monkeypatch.setattr(schedules, "_FEWEST_TOKENS", 16)
     monkeypatch.setattr(schedules, "_CHEAP", 0.0)
 
 
@@ -269,8 +270,13 @@ def test_expensive_evaluations_use_a_part_of_the_split() -> None:
     assert affordable_eval_tokens(few, 50_257, 1500) is None
     hour = resolve({"budget": 3600.0})  # a hundredth of it, at 1e11 operations a second
     assert affordable_eval_tokens(hour, 50_257, 300_000) == 217_792
+    gpu = resolve({"budget": 36.0, "device": "cuda"})
+    assert affordable_eval_tokens(gpu, 50_257, 10**9) == 217_792
     gpt2: dict[str, Any] = {"model": "gpt2", "embed_dim": 768, "layers": 12, "heads": 12}
-    assert affordable_eval_tokens(resolve({**gpt2, "steps": 20}), 50_257, 40_000) == 1152
+    for short in ({"steps": 20}, {"budget": 30.0}):  # at least 2,048 tokens
+        assert affordable_eval_tokens(resolve({**gpt2, **short}), 50_257, 40_000) == 2048
+    window = resolve({**gpt2, "budget": 9.0, "block_size": 4096})
+    assert affordable_eval_tokens(window, 50_257, 40_000) == 4096
     large = resolve({"steps": 10**6})
     assert affordable_eval_tokens(large, 50_257, 10 * MOST_TOKENS) is None  # its cap
 
@@ -317,7 +323,7 @@ def test_partial_losses_are_labelled_and_the_last_loss_is_complete(
 @pytest.mark.usefixtures("costly")
 def test_the_last_loss_is_partial_if_the_split_is_too_large(train: Any, dataset: Dataset) -> None:
     run = train(steps=6, eval_every=1, block_size=8)
-    part = f"8 of {dataset.val_tokens:,} tokens"
+    part = f"16 of {dataset.val_tokens:,} tokens"
     assert run.evaluated_part == part and run.whole() == {}
     runs = run.path.parent
     (entry,) = attnlm.list_runs(runs)

@@ -1,8 +1,8 @@
 """The schedule of a run: its learning rate, when it evaluates and ends, and how much is evaluated.
 
 A run follows its steps or, within a budget, the clock. How much is evaluated is counted in
-floating-point operations and follows from the configuration alone, so that the same run makes the
-same choices on any machine, even a busy one.
+floating-point operations and follows from the configuration alone, its device included, so that
+the same run makes the same choices on any machine, even a busy one.
 """
 
 from __future__ import annotations
@@ -54,8 +54,12 @@ def learning_rate(step: int, config: TrainingConfig, steps: float | None = None)
 # steps, about a second of two cores, _CHEAP operations, is always allowed.
 _EVALUATION_SHARE = 0.1
 _CHEAP = 1.2e11
+# A loss over fewer tokens is too noisy to choose the best checkpoint by.
+_FEWEST_TOKENS = 2**11
 _OPERATIONS_PER_SECOND = 1e11
 """An assumed speed, at which a budget is counted in operations."""
+_CUDA_FACTOR = 100
+"""How many times as fast a CUDA GPU is assumed to be."""
 # Operations for the softmax of a logit, its memory traffic included.
 _PER_LOGIT = 200.0
 # The cost of a step in forward passes: a backward pass costs twice a forward pass.
@@ -66,15 +70,17 @@ def affordable_eval_tokens(config: Config, vocab_size: int, val_tokens: int) -> 
     """Return the number of tokens that an evaluation uses, or None for the whole split.
 
     An evaluation costs at most a tenth of the training between two evaluations or, if that is more,
-    about a second of two cores. Within a budget, it costs a hundredth of the budget.
+    about a second of two cores. Within a budget, it costs a hundredth of the budget at the device's
+    assumed speed. It uses `_FEWEST_TOKENS` at least, in whole windows, or one window.
     """
     training, length = config.training, config.spec.block_size
     forward = float(config.spec.costs(vocab_size).forward_flops) + _PER_LOGIT * vocab_size
-    affordable = _EVALUATION_SHARE * (training.budget or 0.0) / 10 * _OPERATIONS_PER_SECOND
+    speed = _OPERATIONS_PER_SECOND * (_CUDA_FACTOR if training.device == "cuda" else 1)
+    affordable = _EVALUATION_SHARE * (training.budget or 0.0) / 10 * speed
     if training.eval_every is not None:
         trained = training.eval_every * config.tokens_per_step * _STEP_COST * forward
         affordable = max(_EVALUATION_SHARE * trained, _CHEAP)
-    tokens = max(1, int(affordable / forward) // length) * length
+    tokens = max(1, max(_FEWEST_TOKENS, int(affordable / forward)) // length) * length
     return tokens if tokens < min(val_tokens, MOST_TOKENS) else None
 
 
