@@ -55,7 +55,16 @@ CPU = Device("cpu", "float32", "requested")
 @pytest.mark.parametrize(
     ("settings", "vocab_size", "needs_model", "hint"),
     [
-        ({"model": "transformer", "batch_size": 4096}, 65, False, "`batch_size` or `block_"),
+        ({"model": "transformer", "batch_size": 4096}, 65, False, "lower `batch_size` or `block_"),
+        *(
+            ({"block_size": 2**20, "batch_size": 4, "threads": 1, **settings}, 65, False, hint)
+            for settings, hint in (
+                ({"micro_batch_size": 2}, "lower `micro_batch_size` or `block_size`"),
+                ({"micro_batch_size": 1}, "lower `block_size`"),
+                ({"batch_size": 1}, "lower `block_size`"),
+                ({"processes": 4}, "lower `block_size`"),
+            )
+        ),
         ({"model": "llama", "layers": 99, "batch_size": 1}, 65, True, "`heads`, `head_size` or"),
         ({"head_size": 2**15, "block_size": 8, "batch_size": 1}, 65, True, "`head_size`"),
         ({"model": "bigram", "batch_size": 32}, 50_000, True, "tokenizer bpe:1024"),

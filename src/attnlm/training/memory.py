@@ -103,7 +103,10 @@ def check_memory(config: Config, vocab_size: int, device: Device) -> None:
     if available is None or max(estimate.total / FACTOR, estimate.model) <= available:
         return
     if estimate.batch > estimate.total / 2:
-        hint = "lower `batch_size` or `block_size`"
+        micro_batch = config.training.micro_batch_size
+        rows = micro_batch or config.training.batch_size // config.training.processes
+        size = "batch_size" if micro_batch is None else "micro_batch_size"
+        hint = f"lower `{size}` or `block_size`" if rows > 1 else "lower `block_size`"
     elif not config.spec.costs(vocab_size).width:
         hint = "prepare the text with a smaller vocabulary, such as tokenizer bpe:1024"
     else:
