@@ -33,7 +33,7 @@ from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.architecture import RUNGS
 from attnlm.model.language_model import Bigram, Transformer
 from attnlm.tokens.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer
-from tests.kit import command, on_a_terminal
+from tests.kit import Clock, command, on_a_terminal
 from tests.models import V, WithoutCache, small_model, some_ids
 
 CPU = Device("cpu", "float32", "tests")
@@ -203,6 +203,20 @@ def test_batched_prompts_equal_single_prompts(
         assert together == [text for texts in alone for text in texts]
         texts = zip(*generated(sampler, prompts[2], config), strict=True)
         assert alone[2] == [LETTERS.decode(ids) for ids in texts]
+
+
+def test_a_slow_model_stops_with_its_texts(clock: Clock) -> None:
+    steps: list[Ids] = []
+
+    class Slow:
+        def logits(self, ids_BS: Ids, known: int) -> Array:
+            clock.advance(0.1)
+            steps.append(ids_BS)
+            return np.eye(V)[(ids_BS[:, -1] + 1) % V] * 1e3
+
+    sampler = Sampler(small_model("multi-head").spec, LETTERS, "cpu", lambda _: Slow())
+    config = SamplingConfig(tokens=90, num_samples=3, seed=1, stop="E")
+    assert sampler.samples([[0]], config) == (["BCD"] * 3, 12) and len(steps) == 4
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])

@@ -9,6 +9,7 @@ import codecs
 import functools
 import inspect
 import itertools
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
 _RUNNERS_UP = 3  # listed beside each drawn token
 _MOST_CACHED = 2**28
 """The most numbers in the caches of texts that are continued together, 1 GiB in float32."""
-_STEPS_AT_ONCE = 32
-"""Steps of several texts between two decodings of their tokens, and looks for their ends."""
+_SECONDS_AT_ONCE = 0.05
+"""How long several texts are continued before their tokens are decoded, and their ends noticed."""
 
 
 def sample(
@@ -284,7 +285,7 @@ class Sampler:
                 batch = numbers[first : first + most]
                 streams = [number % config.num_samples for number in batch]
                 drawn = self.generate([windows[number] for number in batch], streams, config)
-                while block := [ids_B for ids_B, _ in itertools.islice(drawn, _STEPS_AT_ONCE)]:
+                while block := list(_next_steps(drawn)):
                     for number, ids in zip(batch, np.stack(block, 1).tolist(), strict=True):
                         texts[number] += continuations[number].add(ids)
                     if all(continuations[number].has_ended for number in batch):
@@ -292,6 +293,15 @@ class Sampler:
         for number, continuation in enumerate(continuations):
             texts[number] += continuation.close()
         return texts, sum(c.tokens for c in continuations)
+
+
+def _next_steps(drawn: Iterator[tuple[Ids, Probabilities]]) -> Iterator[Ids]:
+    """Yield the ids of the next steps, (B,) each, until `_SECONDS_AT_ONCE` have passed."""
+    until = time.perf_counter() + _SECONDS_AT_ONCE
+    for ids_B, _ in drawn:
+        yield ids_B
+        if time.perf_counter() >= until:
+            return
 
 
 def load_sampler(
