@@ -127,6 +127,7 @@ def test_a_number_that_is_not_finite_stops_the_run_and_is_never_saved(
     run = attnlm.open_run(place / "run")
     saved = run.checkpoint("last").step
     assert (step - 1) // kit.SMALL["eval_every"] * kit.SMALL["eval_every"] <= saved < step
+    assert f"the last checkpoint has step {saved}" in error.hint
     for path in (run.best, run.last):
         assert all(tensor.isfinite().all() for tensor in load_file(str(path)).values())
 

@@ -153,7 +153,7 @@ def _evaluate_and_save(
             began = time.perf_counter()  # this check comes rarely
     evaluation = _evaluate(stepper, dataset, training.eval_tokens)
     if not math.isfinite(evaluation.loss):
-        raise StepNotFiniteError(state.step, state.step, training)
+        raise StepNotFiniteError(state.step, state.step, training, state.saved_step)
     taken = None
     if stepper.processes.is_main:
         taken = take_snapshot(state.step, state.model, state.device)

@@ -80,12 +80,15 @@ def new_batches(config: Config, dataset: Dataset, rows: slice) -> Batches:
 class StepNotFiniteError(AttnlmError):
     """Raised when numbers became NaN or infinite between the steps `first` and `last`."""
 
-    def __init__(self, first: int, last: int, training: TrainingConfig) -> None:
+    def __init__(
+        self, first: int, last: int, training: TrainingConfig, saved_step: int | None = None
+    ) -> None:
         when = f"at step {last}" if first >= last else f"between steps {first} and {last}"
         clip = "" if training.gradient_clip else " or add `gradient_clip` 1"
+        saved = "" if saved_step is None else f"; the last checkpoint has step {saved_step}"
         super().__init__(
             f"the loss, gradient or weights are no longer finite numbers ({when})",
-            f"lower `learning_rate` {training.learning_rate:g}{clip}",
+            f"lower `learning_rate` {training.learning_rate:g}{clip}{saved}",
         )
 
 
@@ -301,7 +304,8 @@ class Stepper:
     def _check(self, is_finite: bool, step: int) -> None:
         """Raise StepNotFiniteError unless the numbers are still finite at this step."""
         if not is_finite:
-            raise StepNotFiniteError(self._finite_step + 1, step, self.training)
+            saved = self.state.saved_step
+            raise StepNotFiniteError(self._finite_step + 1, step, self.training, saved)
 
     def check_loss(self) -> None:
         """Raise StepNotFiniteError unless all losses since the newest evaluation are finite."""
