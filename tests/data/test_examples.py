@@ -14,6 +14,7 @@ import pytest
 import attnlm
 from attnlm import AttnlmError, Batches, UsageError
 from attnlm.base.files import write_json
+from attnlm.data import contents
 from attnlm.data import examples as marks
 from attnlm.data.examples import IGNORED, Examples
 from attnlm.text.tasks import TASKS, generate_examples
@@ -217,12 +218,34 @@ def test_questions_and_answers_are_encoded_apart() -> None:
     ids, found, size = marks.encode_examples("".join(answered), tokenizer, "\n")
     assert size == len("ba\nbb\n")
     other = marks.encode_examples(answered[1], tokenizer, "\n")[1]
-    both = marks.encode_examples(answered[0], tokenizer, "\n")[1].joined(other)
+    both = marks.join_examples([marks.encode_examples(answered[0], tokenizer, "\n")[1], other])
     assert both.starts.tolist() == found.starts.tolist()
     assert both.is_answer.tolist() == found.is_answer.tolist()
     assert tokenizer.decode(ids.tolist()) == "a=bb=a\naa=bb\n"
     assert found.starts.tolist() == [0, 7]
     assert found.is_answer.astype(int).tolist() == [0, 0, 1, 0, 0, 1, 1, 0, 0, 0, 1, 1, 1]
+
+
+class Counted(np.ndarray[Any, Any]):
+    """Counts the numbers in arrays that functions make of it."""
+
+    made = 0
+
+    def __array_function__(self, *call: Any) -> Any:
+        result = super().__array_function__(*call)
+        Counted.made += np.size(result)
+        return result
+
+
+def test_the_places_of_many_blocks_are_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Counted, "made", 0)
+    answers = np.array([False, False, True]).view(Counted)
+    block = Examples(np.array([0]), answers)
+    blocks = (contents.count(np.zeros(3, int), 5000, 3, 3, block) for _ in range(100))
+    found = contents.write_bin(Path("a.bin"), blocks).places
+    assert found and found.starts.tolist() == list(range(0, 300, 3))
+    assert found.is_answer.tolist() == [False, False, True] * 100
+    assert Counted.made <= 2 * 300
 
 
 def write_records(*lines: object) -> Path:

@@ -120,6 +120,13 @@ def test_options_that_do_not_fit_are_refused(
         prepare(source, **options)
 
 
+@pytest.mark.parametrize("name", ["nope.bin", "nope.npy"])
+def test_a_missing_file_of_ids_cannot_be_read(name: str) -> None:
+    for source, val_file in ((name, None), ("ids.npy", name)):
+        with pytest.raises(AttnlmError, match=f"cannot read {name}: No such file or directory"):
+            prepare(source, vocab_size=300, val_file=val_file)
+
+
 def test_a_loss_of_bigrams_needs_pairs() -> None:
     np.save("constant.npy", np.zeros(50, int))
     assert str(prepare("constant.npy", vocab_size=1).bigram_loss) == "0.0"  # not -0.0

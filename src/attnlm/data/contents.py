@@ -26,7 +26,14 @@ from attnlm.base.files import file_hash, open_given, open_replacement
 from attnlm.compute.threads import cores, map_ahead
 from attnlm.config.prepare_options import PrepareOptions
 from attnlm.data.dataset import ExampleFacts, Meta, id_dtype
-from attnlm.data.examples import LONGER, Examples, encode_examples, write_longer, write_marks
+from attnlm.data.examples import (
+    LONGER,
+    Examples,
+    encode_examples,
+    join_examples,
+    write_longer,
+    write_marks,
+)
 from attnlm.data.spool import Part, read_spool
 from attnlm.text.corpus import Corpus, safe_name, summary
 from attnlm.text.record_files import END_OF_TEXT, Questions
@@ -59,7 +66,7 @@ class Bin(NamedTuple):
     answer_bytes: int = 0
 
     def behind(self, before: Bin) -> Bin:
-        """Return the counts of ids that follow those of `before`."""
+        """Return the counts of ids that follow those of `before`, with their own places."""
         if self.pairs is not None and before.pairs is not None:
             if self.places is None:
                 self.pairs[before.ids[-1], self.ids[0]] += 1
@@ -68,7 +75,6 @@ class Bin(NamedTuple):
             tokens=before.tokens + self.tokens,
             characters=before.characters + self.characters,
             utf8_bytes=before.utf8_bytes + self.utf8_bytes,
-            places=self.places and before.places and before.places.joined(self.places),
             answer_bytes=before.answer_bytes + self.answer_bytes,
         )
 
@@ -97,11 +103,15 @@ def count(
 def write_bin(path: Path, blocks: Iterable[Bin]) -> Bin:
     """Write the ids of all blocks to a file, and return their counts."""
     whole: Bin | None = None
+    places: list[Examples] = []
     with open_replacement(path) as file:
         for block in blocks:
             file.write(block.ids.data)
+            places += [] if block.places is None else [block.places]
             whole = block if whole is None else block.behind(whole)
-    return whole or Bin(np.empty(0), 0, 0, 0, None)
+    if whole is None:
+        return Bin(np.empty(0), 0, 0, 0, None)
+    return whole._replace(places=join_examples(places) if places else None)
 
 
 def bigram_loss(train_VV: Pairs, val_VV: Pairs) -> float | None:
@@ -363,9 +373,11 @@ def _read_ids(path: Path, options: PrepareOptions) -> NDArray[Any]:
             ids: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
         else:
             ids = np.memmap(path, np.dtype(options.dtype or "uint16").newbyteorder("<"), "r")
-    except (OSError, ValueError, EOFError) as error:
+    except (ValueError, EOFError) as error:
         reason = " ".join(str(error).split())
         raise AttnlmError(f"{path} holds no ids: {reason}", "check the file and `dtype`") from None
+    except OSError as error:
+        raise AttnlmError(f"cannot read {path}: {error.strerror}", "check its name") from None
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise AttnlmError(
             f"{path} holds an array of {ids.dtype} with {ids.ndim} dimensions",

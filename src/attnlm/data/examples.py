@@ -6,6 +6,7 @@ Axes: N tokens of a split, E examples, W windows, T tokens of a window.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -51,11 +52,6 @@ class Examples:
         before = replace(self, starts=self.starts[:index], is_answer=self.is_answer[:place])
         after = self.starts[index:] - place
         return before, replace(self, starts=after, is_answer=self.is_answer[place:])
-
-    def joined(self, after: Examples) -> Examples:
-        """Return the examples of this text and of another one that follows it."""
-        starts = np.append(self.starts, after.starts + len(self.is_answer))
-        return replace(self, starts=starts, is_answer=np.append(self.is_answer, after.is_answer))
 
     @functools.cached_property
     def ends(self) -> NDArray[np.int64]:
@@ -139,6 +135,13 @@ class Examples:
     def per_window(self, length: int) -> int:
         """Return how many examples a window has in `packed`, on average, rounded down."""
         return max(1, len(self) // len(self.packed(length)))
+
+
+def join_examples(parts: Sequence[Examples]) -> Examples:
+    """Return the examples of texts that follow each other, at least one."""
+    places = itertools.accumulate((len(part.is_answer) for part in parts), initial=0)
+    starts = [part.starts + place for part, place in zip(parts, places, strict=False)]
+    return Examples(np.concatenate(starts), np.concatenate([part.is_answer for part in parts]))
 
 
 def limit_per_window(examples: Examples | None, most: int | None) -> Examples | None:
