@@ -177,7 +177,7 @@ def test_line_ends_are_kept_and_reported(source: Path) -> None:
     for name, text in {"a.txt": "One.\n" * 90, "b.txt": content, "c.txt": content}.items():
         Path("pets", name).write_bytes(text.encode())
     prepare("pets", on_event=events.append)
-    assert any(note.startswith("pets: carriage returns") for note in notes_of(events))
+    assert any(note.startswith("pets/b.txt, pets/c.txt: carriage") for note in notes_of(events))
 
 
 def test_several_sources_are_one_text_however_long_their_names(web: WebServer, here: Path) -> None:

@@ -173,7 +173,7 @@ def read_spool(corpus: Corpus, path: Path, on_event: OnEvent) -> Spool:
 
     Raises AttnlmError as `Corpus.texts` does, and if the text is empty or too long.
     """
-    ends, keys = _write_spool(corpus, path, on_event)
+    ends, keys, with_returns = _write_spool(corpus, path, on_event)
     size = path.stat().st_size
     check_size(size, corpus.max_bytes, path.parent, corpus.shown)
     whole, has_occurred, characters = hashlib.sha256(), np.zeros(0x110000, np.bool_), 0
@@ -192,8 +192,8 @@ def read_spool(corpus: Corpus, path: Path, on_event: OnEvent) -> Spool:
         on_event(Progress("read", characters, None, "chars"))
     if characters == 0:
         raise AttnlmError(f"{corpus.shown} is empty", "use a text that is not empty")
-    if has_occurred[ord("\r")]:
-        shown = f"{corpus.shown}: carriage returns (Windows line ends, CR LF) are kept"
+    if with_returns:
+        shown = f"{listed(with_returns, 10)}: carriage returns (Windows line ends, CR LF) are kept"
         on_event(Note(f"{shown}; dos2unix converts CR LF to LF"))
     if has_occurred[0]:
         on_event(Note(f"{corpus.shown} has NUL characters: if it is UTF-16, name its `encoding`"))
@@ -203,13 +203,15 @@ def read_spool(corpus: Corpus, path: Path, on_event: OnEvent) -> Spool:
 
 def _write_spool(
     corpus: Corpus, path: Path, on_event: OnEvent
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Write the text of a corpus to the new file `path`; return the ends and keys of its documents.
+) -> tuple[NDArray[np.int64], NDArray[np.int64], list[str]]:
+    """Write the text of a corpus to the new file `path`.
 
-    Files of folders that are no text, and empty files, are left out with a Note. Raises AttnlmError
-    as `Corpus.texts` does, and if the text is too long, or the disk almost full.
+    Return the ends and keys of its documents, and the names of files with carriage returns. Files
+    of folders that are no text, and empty files, are left out with a Note. Raises AttnlmError as
+    `Corpus.texts` does, and if the text is too long, or the disk almost full.
     """
     left_out: list[str] = []
+    with_returns: list[str] = []
     ends, keys, key = array.array("q"), bytearray(), hashlib.blake2b(digest_size=8)
     told, encoding = 0, corpus.files[0].encoding
     with path.open("wb") as spool:
@@ -230,7 +232,7 @@ def _write_spool(
                 on_event(Progress("copy", told, None, "B"))
 
         for file in corpus.files:
-            begin, documents = spool.tell(), len(ends)
+            begin, documents, has_returns = spool.tell(), len(ends), False
             may_have_nuls = not file.optional or file.encoding.startswith(("utf-16", "utf-32"))
             try:
                 if file.optional and not file.path.is_file():
@@ -238,11 +240,13 @@ def _write_spool(
                 for text in corpus.texts(file):
                     if "\0" in text and not (may_have_nuls or file.is_records):
                         raise NotTextError(f"{file.shown} has a NUL", "leave it out", "NUL")
+                    has_returns |= "\r" in text
                     put(text)
                 if spool.tell() == begin:
                     left_out.append(f"{file.shown} (empty)")
                 elif corpus.has_documents and not file.is_records:
                     put(END)
+                with_returns += [file.shown] * has_returns
             except NotTextError as error:
                 if not file.optional:
                     raise
@@ -259,4 +263,4 @@ def _write_spool(
     if left_out and ends:
         words = f"left out {len(left_out)} of {len(corpus.files)} files, empty or no "
         on_event(Note(f"{words}{encoding} text: {listed(left_out, 10)}"))
-    return np.frombuffer(ends, np.int64), np.frombuffer(keys, np.int64)
+    return np.frombuffer(ends, np.int64), np.frombuffer(keys, np.int64), with_returns
