@@ -197,7 +197,7 @@ def test_the_weights_of_own_code_start_a_new_run(
     first = run.metrics()[0]["val_loss"]
     assert first == pytest.approx(parent.checkpoint("best").val_loss, abs=1e-5)
     about: dict[str, Any] = {"start_from": parent, "checkpoint_dir": parent.path.parent, "steps": 1}
-    attnlm.train(dataset, **about, set={"start": "2"}, attention=head["attention"])  # as a command
+    attnlm.train(dataset, **about, set={"start": 2}, attention=head["attention"])
     with pytest.raises(UsageError, match=r"`set.start` cannot be changed"):
         attnlm.train(dataset, **about, set={"start": 3})
     (tmp_path / "parts.py").write_text(own_code.PARTS.replace("math.sqrt(C", "math.sqrt(2 * C"))

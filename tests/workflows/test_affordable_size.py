@@ -222,6 +222,7 @@ def test_the_next_command_of_a_rung_is_the_rung_above_it(dataset: Dataset, tmp_p
     done = command("train", dataset.path, *flags, cwd=tmp_path)
     *_, sample, better = [line for line in done.stderr.splitlines() if line.startswith("next")]
     assert "attnlm sample" in sample
-    assert f"attnlm train {dataset.path} --model wide-head" in better
+    place = f"--data-dir {dataset.path.parent}"
+    assert f"attnlm train {dataset.name} --model wide-head {place}" in better
     done = command("train", dataset.path, *flags, "--recipe", "r2-bigram", cwd=tmp_path)
     assert "--model" not in done.stderr

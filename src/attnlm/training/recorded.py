@@ -314,10 +314,7 @@ def _seed_of_other_orders(sources: tuple[bytes, ...]) -> str:
             made = node.args
         else:
             made = [node] if isinstance(node, ast.Set) else []
-        for literal in made:
-            with contextlib.suppress(ValueError, TypeError):
-                texts = [x for x in ast.literal_eval(literal) if isinstance(x, str)]
-                groups += [texts] if len(texts) > 1 else []
+        groups += [texts for texts in map(_texts, made) if len(texts) > 1]
 
     def moved(seed: str) -> float:
         theirs = subprocess.check_output(
@@ -330,3 +327,11 @@ def _seed_of_other_orders(sources: tuple[bytes, ...]) -> str:
         return sum(sum(map(str.__ne__, *pair)) / len(pair[0]) for pair in pairs)
 
     return max(_SEEDS if groups else _SEEDS[:1], key=moved)
+
+
+def _texts(literal: ast.expr) -> list[str]:
+    """Return the texts of which a set is made, in their order: that of the set depends on it."""
+    parts = getattr(literal, "elts", [literal])
+    values = [part.value for part in parts if isinstance(part, ast.Constant)]
+    texts = [value for value in values if isinstance(value, str)]
+    return [*texts[0]] if parts == [literal] and texts else texts
