@@ -21,7 +21,7 @@ from tests.kit import Done, try_command
 
 _ROOT = Path(__file__).parent.parent
 _PROGRAM = Path(sys.executable).parent / "attnlm"
-_PART = f"{_ROOT / 'examples' / 'temperature.py'}:Temperature"
+_MODEL = f"{_ROOT / 'examples' / 'lecture.py'}:LectureModel"
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 _FIRST: tuple[tuple[str, ...], ...] = (
     ("prepare", "tales"),
@@ -30,8 +30,10 @@ _FIRST: tuple[tuple[str, ...], ...] = (
 )
 _OTHERS: tuple[tuple[str, ...], ...] = (
     ("eval",),
-    ("check", _PART),
-    ("train", "--attention", _PART, "--steps", "5", "--seed", "1", "--name", "own", "--quiet"),
+    ("check", _MODEL),
+    ("train", "--model", _MODEL, "--block-size", "32", "--steps", "5", "--name", "lecture"),
+    ("train", "--attention", "echo", "--steps", "5", "--seed", "1", "--name", "own", "--quiet"),
+    ("exam", "alibi", "--tasks", "copy", "--quick"),
     ("sample", "own", "--tokens", "9"),
     ("ladder", "--rungs", "bigram,single-head", "--steps", "5", "--seed", "1", "--tokens", "9"),
     ("attend", "the fox", "multi-head-001", "--output", "attention.png"),
@@ -46,6 +48,7 @@ _OTHERS: tuple[tuple[str, ...], ...] = (
     ("compare", "transformer-001", "own"),
     ("train", "--dry-run"),
     ("list",),
+    ("list", "heads"),
     ("doctor",),
 )
 _PAGES = ("report.html", "page.html")
