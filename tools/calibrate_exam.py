@@ -28,8 +28,8 @@ def main() -> None:
     for seed in map(int, seeds):
         for task in SUITE if tasks == "all" else tasks.split(","):
             dataset = prepared(task, folder)
-            model = {**STANDARD.model, "threads": 1}
-            runs = trained(task, dataset, model, folder, [seed], title="", on_event=ignore)
+            model = {**STANDARD.model(task), "threads": 1}
+            runs = trained(task, dataset, [seed], None, model, folder, title="", on_event=ignore)
             (score,) = TaskResult(task, dataset, [], runs).scores("standard")
             seconds = runs[0].evaluations()[-1].seconds
             scores.setdefault(task, []).append(score)

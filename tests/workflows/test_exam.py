@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import attnlm
@@ -15,7 +16,9 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.runs import exam_plan
 from attnlm.runs.exam_plan import SUITE, Exercise
 from attnlm.see.exam_card import TaskResult, judged
+from attnlm.see.verdicts import compare_by_task
 from attnlm.workflows.check_own_code import NotCausalError
+from tests.browser import check_fits
 from tests.kit import command, try_command
 
 FAILS_IN_SORT = """
@@ -53,6 +56,9 @@ def small(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "copy": Exercise("copy", {"length": 4, "examples": 200}, 4, 20, "the same"),
         "sort": Exercise("sort", {"length": 5, "examples": 200}, 4, 20, "an order"),
         "facts": Exercise("facts", {"length": 1, "examples": 200}, 4, 20, "memory"),
+        "copy-longer": Exercise(
+            "copy", {"length": 4, "examples": 200}, 4, 20, "more of the same", longer=True
+        ),
     }
     for name in [*SUITE]:
         monkeypatch.delitem(SUITE, name)
@@ -66,7 +72,7 @@ def test_a_card_has_scores_verdicts_and_costs(small: Path) -> None:
         *("exam", "alibi", "--tasks", "copy,sort", "--seeds", 2, "--json", "--quiet"), cwd=small
     )
     card = json.loads(said.stdout)
-    assert (card["candidate"], card["part"], card["seeds"]) == ("alibi.py:Alibi", "scores", 2)
+    assert (card["candidate"], card["part"], card["seeds"]) == ("alibi", "scores", 2)
     assert [one["task"] for one in card["tasks"]] == ["copy", "sort"]
     folder = small / "checkpoints" / "exam-001"
     for one in card["tasks"]:
@@ -108,7 +114,9 @@ def test_a_candidate_that_fails_in_a_task_is_examined_in_the_others(small: Path)
     (small / "fails.py").write_text(FAILS_IN_SORT)
     with pytest.raises(UsageError, match="has no task 'copi'"):
         attnlm.exam("fails.py:Fails", part="attention", tasks="copi")
-    done = try_command(["exam", "fails.py:Fails", "--part", "attention", "--quick", "--name=it"])
+    tasks = ["--tasks", "copy,sort,facts"]
+    given = ["exam", "fails.py:Fails", "--part", "attention", "--quick", "--name=it", *tasks]
+    done = try_command(given)
     assert done.code == 1 and "error: 1 of 3 tasks failed: sort" in done.stderr
     assert 'raise ValueError("a context of 11")' in done.stderr  # from the user's first line on
     (small / "fails.py").unlink()  # the exam has a copy
@@ -119,6 +127,63 @@ def test_a_candidate_that_fails_in_a_task_is_examined_in_the_others(small: Path)
     assert ["failed" in row for row in card.table()[1]] == [False, True, False]
     with pytest.raises(AttnlmError, match="it exists"):
         attnlm.exam("alibi", name="it")
+
+
+def test_longer_questions_are_examined_on_longer_ones_without_positions(small: Path) -> None:
+    card = attnlm.exam("transformer:heads=2", tasks="copy,copy-longer", seeds=1)
+    for one, (positions, context, longest) in zip(
+        card.results, [("learned", 9, 10), ("none", 9, 14)], strict=True
+    ):
+        for run in (*one.candidate, *one.standard):
+            assert run.config.settings()["positions"] == positions
+            assert run.config.spec.block_size == max(context, longest - 1)
+        assert one.dataset.val_examples is not None
+        assert one.dataset.val_examples.longest == longest
+    own = attnlm.exam("transformer:positions=rotary", tasks="copy-longer", seeds=1)
+    assert own.results[0].candidate[0].config.settings()["positions"] == "rotary"
+
+
+def test_both_models_have_about_as_many_parameters(small: Path) -> None:
+    (one,) = attnlm.exam("gru", tasks="copy", seeds=1).results
+    candidate, standard = one.candidate[0], one.standard[0]
+    assert candidate.parameters == pytest.approx(standard.parameters, rel=0.002)
+    (one,) = attnlm.exam("transformer:mlp_width=64", tasks="copy", seeds=1).results
+    assert one.candidate[0].config.settings()["mlp_width"] == 64
+
+
+def test_steps_can_be_given(small: Path) -> None:
+    attnlm.exam("sinks", tasks="copy", seeds=1)
+    (one,) = attnlm.exam("sinks", tasks="copy", seeds=1, steps=4).results
+    assert [run.evaluations()[-1].step for run in (*one.candidate, *one.standard)] == [4, 4]
+    with pytest.raises(UsageError, match="steps"):
+        attnlm.exam("sinks", tasks="copy", steps=0)
+
+
+def test_the_page_of_a_card_has_scores_answers_and_attention(
+    small: Path, browser: Any, open_page: Any
+) -> None:
+    card = attnlm.exam("alibi", tasks="sort,facts", seeds=2)
+    page = card.save(small / "card.html")
+    view = open_page(page.read_bytes())
+    rows = [row.inner_text() for row in view.locator("table.exam").first.locator("tr").all()][1:]
+    for row, one in zip(rows, card.results, strict=True):
+        assert one.task in row and one.verdict in row
+        assert f"{statistics.fmean(one.scores('candidate')):.1f}" in row
+    assert view.locator("table.exam svg").count() == 4
+    answers = view.locator("table.exam").nth(1).inner_text()
+    sample = card.results[0].sample
+    assert sample["right"] == "".join(sorted(sample["question"]))
+    assert all(sample[key] in answers for key in ("question", "right", "candidate", "standard"))
+    assert view.locator("#thumbnails button").count() == 8
+    assert "attnlm exam alibi --seeds 2 --tasks sort,facts" in view.inner_text("body")
+    check_fits(browser, page, "exam")
+
+
+def test_the_page_of_a_card_without_attention_has_no_maps(small: Path) -> None:
+    said = command("exam", "gru", "--tasks=copy", "--quick", "-o", "card.html", "--json", cwd=small)
+    assert json.loads(said.stdout)["output"] == "card.html"
+    page = (small / "card.html").read_text()
+    assert 'id="thumbnails"' not in page and "What they cost" in page
 
 
 def test_an_exam_that_was_stopped_goes_on(small: Path) -> None:
@@ -146,12 +211,12 @@ def test_a_candidate_that_sees_later_tokens_is_refused(small: Path) -> None:
 
 def test_the_suite_can_be_prepared() -> None:
     for name, exercise in SUITE.items():
-        if name != "tales":
+        if name != exam_plan.TEXT:
             found = attnlm.text.tasks.generate_examples(
                 exercise.source, examples=10, size=next(iter(exercise.sizes.values()), None)
             )
             assert len(found[0]) == 10
-        settings: Any = exam_plan.training_settings(name, 16, 1)
+        settings: Any = exam_plan.trainings(name, 16, [1])[f"{name}-seed-1"]
         assert settings["steps"] % settings["eval_every"] == 0
 
 
@@ -189,3 +254,19 @@ def test_verdicts_say_what_differs_seed_by_seed() -> None:
     }
     assert found["copy"]["difference"] == pytest.approx(10)
     assert found["addition"]["interval"] is None
+
+
+def test_cards_of_equal_models_claim_a_difference_as_rarely_as_stated() -> None:
+    """The tasks have spreads as different as those of the suite."""
+    draws = np.random.default_rng(1)
+    count, spreads = 400, [0.5, 0.7, 0.7, 1, 1, 1.2, 2, 2, 2.5, 2.5, 3, 3.5, 3.5, 4, 4, 4]
+    scores = draws.normal(size=(count, len(spreads), 2, 3)) * np.array(spreads)[:, None, None]
+    names = [f"{number}" for number in range(len(spreads))]
+    claims = sum(
+        any(
+            pair.verdict != "not shown"
+            for pair in compare_by_task(dict(zip(names, card.tolist(), strict=True)))
+        )
+        for card in scores
+    )
+    assert claims / count <= 0.065

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import attnlm
 from attnlm.base.errors import AttnlmError
-from attnlm.base.formatting import quantity
 from attnlm.cli import console, options
 from attnlm.cli.options import argument, option, with_options
 from attnlm.runs.exam_plan import SUITE
@@ -17,6 +17,7 @@ from attnlm.runs.exam_plan import SUITE
     "checkpoint_dir",
     tasks=option(None, f"some of {','.join(SUITE)}; default: all", complete=options.words(*SUITE)),
     seed=option(1, "the first of the seeds"),
+    steps=option(None, "steps of each training; default: the task's", type=int),
     name=option(None, "name of the exam; default: exam-001, exam-002, …"),
     resume=option(None, "name or path of an exam to resume"),
 )
@@ -27,6 +28,7 @@ def exam(
     *,
     seeds: int = option(3, "trainings of each model for each task", min=1),
     quick: bool = option(False, "one seed, which claims nothing"),
+    output: Path | None = options.output("the card as a page (.html)", ".html"),
     json: bool,
     quiet: bool,
     on_event: Any,
@@ -35,15 +37,19 @@ def exam(
     """Examine an idea: train it and the standard model on tasks, and print what each can do."""
     seeds = 1 if quick else seeds
     card = attnlm.exam(candidate, seeds=seeds, on_event=on_event, **settings)
+    facts = card.facts()
+    if output is not None:
+        facts["output"] = str(card.save(output))
     if json:
-        console.print_json(card.facts())
+        console.print_json(facts)
     else:
         console.print_table(*card.table(), ("task", "interval", "its interval", "verdict"))
-        for side, cost in card.costs().items():
-            flops = quantity(cost["flops"], "FLOP")
-            figures = f"{cost['parameters']:,} parameters, {flops}, {cost['seconds']:.0f} s"
-            console.print_result(f"{side}: {figures}")
+        console.print_result("")
+        console.print_table(*card.cost_table(), ["model"])
+        console.print_result(f"longest context: {card.longest_context} tokens")
         console.print_result(card.verdict)
+        if output is not None:
+            console.print_result(str(output))
     if failed := [one.task for one in card.results if one.failed is not None]:
         hint = "read what each said above, repair the code, and start another exam"
         of = f"{len(failed)} of {len(card.results)} tasks failed"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,12 +31,16 @@ class Exercise(NamedTuple):
     asks: str
     """what the task asks for"""
     learning_rate: float = 0.02
+    longer: bool = False
+    """set if answers count on questions 1.5 times as long as those in training, and if the models
+    have no positions: learned positions are of no use beyond those that were trained"""
 
 
 # The standard model gets 40 to 90% of the way in each, and its seeds differ by at most 10 points:
 # tools/calibrate_exam.py measures that.
 SUITE = {
     "recall": Exercise("recall", {"length": 4}, 128, 160, "which digit followed a letter", 0.008),
+    "recall-many": Exercise("recall", {"length": 8}, 128, 240, "the same among more", 0.012),
     "induction": Exercise("induction", {"length": 8}, 128, 110, "what followed in a chain"),
     "copy": Exercise("copy", {"length": 16}, 32, 60, "the same again"),
     "selective-copy": Exercise("selective-copy", {"length": 10}, 64, 150, "all but the noise"),
@@ -48,8 +52,17 @@ SUITE = {
     "addition": Exercise("addition", {"digits": 3}, 256, 200, "digits with carries"),
     "facts": Exercise("facts", {"length": 2}, 256, 100, "what training said"),
     "tales": Exercise("tales", {}, 32, 200, "the next letter of stories"),
+    "sort-longer": Exercise("sort", {"length": 10}, 64, 150, "order beyond training", longer=True),
+    "closing-longer": Exercise(
+        "closing", {"length": 12}, 64, 220, "brackets beyond training", longer=True
+    ),
+    "induction-longer": Exercise(
+        "induction", {"length": 8}, 128, 300, "chains beyond training", longer=True
+    ),
 }
-"""The tasks by name; the last is a text, which has no answers."""
+"""The tasks by name, of which one is a text."""
+TEXT = "tales"
+_EVALUATIONS = 10
 _MODEL: Settings = {
     "model": "transformer",
     "positions": "learned",
@@ -75,6 +88,7 @@ class ExamPlan:
     seeds: int = setting("trainings of each model for a task", default=3, at_least=1, at_most=100)
     seed: int = 1
     """the first of the seeds"""
+    steps: int | None = setting("steps of each training; default: the task's", at_least=1)
 
     def check(self) -> None:
         """Raise UsageError for tasks that do not exist, and for numbers out of range."""
@@ -85,14 +99,16 @@ class ExamPlan:
         if not self.tasks:
             raise UsageError("`tasks` is empty", f"name some of {', '.join(SUITE)}")
         check_value(ExamPlan, "seeds", self.seeds)
+        if self.steps is not None:
+            check_value(ExamPlan, "steps", self.steps)
 
-    @property
-    def model(self) -> Settings:
-        """The settings of the candidate's model."""
+    def model(self, task: str) -> Settings:
+        """Return the settings of the candidate's model in a task."""
+        around = {**_MODEL, "positions": "none" if SUITE[task].longer else self.positions}
         if not self.part:
-            return {**_MODEL, **variant(self.candidate, self.codes)}
+            return {**around, **variant(self.candidate, self.codes)}
         code: Settings = {self.part: self.codes[self.candidate]}
-        return code if self.part == "model" else {**_MODEL, "positions": self.positions, **code}
+        return code if self.part == "model" else {**around, **code}
 
     def write(self, folder: Path) -> None:
         """Write the plan to an exam's folder, with a copy of the own code."""
@@ -106,21 +122,25 @@ STANDARD = ExamPlan(candidate="transformer")
 """The exam whose runs all others are compared with."""
 
 
-def training_settings(name: str, block_size: int, seed: int) -> Settings:
-    """Return the settings of a training on a task, without those of the model."""
-    exercise = SUITE[name]
+def trainings(
+    task: str, block_size: int, seeds: Iterable[int], steps: int | None = None
+) -> dict[str, Settings]:
+    """Return the settings of the trainings on a task by name, without those of the model."""
+    exercise = SUITE[task]
     settings: Settings = {
         "block_size": block_size,
         "batch_size": exercise.batch_size,
-        "steps": exercise.steps,
-        "eval_every": exercise.steps // 10,
+        "steps": steps or exercise.steps,
+        "eval_every": max(1, (steps or exercise.steps) // _EVALUATIONS),
         "eval_tokens": 8192,
         "learning_rate": exercise.learning_rate,
         "schedule": "constant",
-        "warmup": 10,
-        "seed": seed,
+        "warmup": min(10, steps or exercise.steps),
     }
-    return settings if name == "tales" else {**settings, "examples_per_window": 1}
+    if task != TEXT:
+        settings = {**settings, "examples_per_window": 1}
+    suffix = "" if steps is None else f"-of-{steps}-steps"
+    return {f"{task}-seed-{seed}{suffix}": {**settings, "seed": seed} for seed in seeds}
 
 
 def read_plan(path: Path) -> ExamPlan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,12 @@ from attnlm.model.language_model import LanguageModel
 from attnlm.model.recorder import Site, record, require_attention
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run, open_run
+from attnlm.see.page import encode_base64
 from attnlm.see.pictures import Grid, Numbers, Pictured
 from attnlm.see.shown_tokens import ids_within_context, token_texts, visible
 
 _MOST_LISTED = 3
+_MOST_PACKED = 3_000_000  # bytes of recorded attention in a page
 
 CAUTION = (
     "Weights are not an explanation: they show where a head reads, "
@@ -126,3 +129,18 @@ def compute_attention(run: Run, model: LanguageModel, ids: list[int]) -> Attenti
         tokens=token_texts(run.tokenizer, ids),
         weights=np.concatenate(maps).reshape(len(recorder.heads), -1, len(ids), len(ids)),
     )
+
+
+def packed_maps(maps: Numbers) -> str:
+    """Return maps (…, T, T) up to the diagonal, row by row: a byte each, in steps of 1/255."""
+    past = maps[..., *np.tril_indices(maps.shape[-1])]
+    return encode_base64(np.rint(255 * past).astype(np.uint8))
+
+
+def packed_attention(attention: Attention) -> dict[str, Any]:
+    """Return the JSON values of recorded attention. Of a long text, the page has the beginning."""
+    layers, heads = attention.weights.shape[:2]
+    length = min(len(attention.tokens), math.isqrt(2 * _MOST_PACKED // (layers * heads)))
+    tokens = [visible(token) for token in attention.tokens[:length]]
+    maps = packed_maps(attention.weights[..., :length, :length])
+    return {"tokens": tokens, "layers": layers, "heads": heads, "maps": maps}

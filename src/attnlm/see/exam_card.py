@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import shlex
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import attnlm
+from attnlm.base import files
+from attnlm.base.errors import AttnlmError
+from attnlm.base.formatting import quantity
 from attnlm.data.dataset import Dataset
-from attnlm.runs.exam_plan import SUITE, ExamPlan
+from attnlm.runs.exam_plan import STANDARD, SUITE, TEXT, ExamPlan
 from attnlm.runs.run import Run
+from attnlm.see.attend import CAUTION, attend, packed_attention
 from attnlm.see.comparison import Table
-from attnlm.see.verdicts import Pair, compare_pairs, interval, interval_text
+from attnlm.see.page import render
+from attnlm.see.verdicts import Pair, compare_by_task, interval, interval_text
 
 _SIDES = ("candidate", "standard")
 
@@ -35,6 +43,8 @@ class TaskResult:
     """why it has no candidates"""
     pair: Pair | None = None
     """the judged difference of the scores; None if it failed"""
+    sample: Mapping[str, str] = field(default_factory=dict)
+    """a `question`, the `right` answer, and those of the `candidate` and the `standard`"""
 
     def scores(self, side: str) -> list[float]:
         """Return the scores of the `candidate` or the `standard`, by seed."""
@@ -56,7 +66,11 @@ class TaskResult:
         means = {side: statistics.fmean(of) if of else None for side, of in scores.items()}
         judged = {name: getattr(self.pair, name, None) for name in ("difference", "interval", "p")}
         about = {"task": self.task, "verdict": self.verdict, "failed": self.failed}
-        return {**about, **means, **judged, "scores": scores}
+        losses = {
+            side: [run.evaluations()[-1].val_loss for run in getattr(self, side)] for side in _SIDES
+        }
+        lists = {"scores": scores, "losses": losses, "sample": self.sample or None}
+        return {**about, **means, **judged, **lists}
 
 
 @dataclass(frozen=True)
@@ -97,19 +111,46 @@ class Exam:
         columns = ["task", "score", "interval", "standard", "its interval", "verdict"]
         return [*columns, "difference", "of 95%", "asks for"], rows
 
-    def costs(self) -> dict[str, dict[str, float]]:
-        """Return what each model costs: its most parameters, and FLOPs and seconds of training."""
+    def costs(self) -> dict[str, dict[str, Any]]:
+        """Return what each model costs: its most parameters, and FLOPs and seconds of training; and
+        its mean loss on the text, in nats per token, None where the exam had none."""
         costs = {}
         for side in _SIDES:
-            runs = [run for one in self.results for run in getattr(one, side)]
-            each = [run.config.spec.costs(run.vocab_size).training_flops for run in runs]
-            ends = [run.evaluations()[-1] for run in runs]
+            runs = [(one.task, run) for one in self.results for run in getattr(one, side)]
+            ends = [(task, run.evaluations()[-1]) for task, run in runs]
+            each = [run.config.spec.costs(run.vocab_size).training_flops for _, run in runs]
+            of_text = [end.val_loss for task, end in ends if task == TEXT]
             costs[side] = {
-                "parameters": max((run.parameters for run in runs), default=0),
-                "flops": sum(n * end.tokens for n, end in zip(each, ends, strict=True)),
-                "seconds": sum(end.seconds for end in ends),
+                "parameters": max((run.parameters for _, run in runs), default=0),
+                "flops": sum(n * end.tokens for n, (_, end) in zip(each, ends, strict=True)),
+                "seconds": sum(end.seconds for _, end in ends),
+                "loss": statistics.fmean(of_text) if of_text else None,
             }
         return costs
+
+    def cost_table(self) -> Table:
+        """Return the names of the columns, and a row for each model."""
+        rows = []
+        for side, cost in self.costs().items():
+            name = self.plan.candidate if side == "candidate" else "the standard"
+            loss = "" if cost["loss"] is None else f"{cost['loss']:.4f}"
+            flops, seconds = quantity(cost["flops"], "FLOP"), f"{cost['seconds']:.0f}"
+            rows.append([name, f"{cost['parameters']:,}", flops, seconds, loss])
+        return ["model", "parameters", "FLOPs", "seconds", f"loss on {TEXT}"], rows
+
+    @property
+    def command(self) -> str:
+        """The command that takes this exam."""
+        plan = self.plan
+        words = ["attnlm", "exam", plan.candidate]
+        parts = ("part",) if ":" in plan.candidate else ()  # that of a head is known
+        for name in (*parts, "seeds", "seed", "steps"):
+            value = getattr(plan, name)
+            if value not in ("", None, getattr(STANDARD, name)):
+                words += [f"--{name}", str(value)]
+        if plan.tasks != STANDARD.tasks:
+            words += ["--tasks", ",".join(plan.tasks)]
+        return shlex.join(words)
 
     def facts(self) -> dict[str, Any]:
         """Return the card as JSON values."""
@@ -121,21 +162,46 @@ class Exam:
             "seeds": plan.seeds,
             "tasks": [one.facts() for one in self.results],
             "costs": self.costs(),
+            "longest_context": self.longest_context,
             "verdict": self.verdict,
         }
 
+    @property
+    def longest_context(self) -> int:
+        """The tokens of the longest windows that the models were trained on."""
+        return max(run.config.spec.block_size for one in self.results for run in one.standard)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the card as a page that works offline (.html), and return its path."""
+        attention = None
+        shown = next((one for one in self.results if one.candidate and one.sample), None)
+        if shown is not None and shown.dataset.examples is not None:
+            end = shown.dataset.examples.question_end
+            text = shown.sample["question"] + end + shown.sample["right"]
+            with contextlib.suppress(AttnlmError):  # no attention, or it is not recorded
+                attention = attend(text, shown.candidate[0])
+        page = render(
+            "exam.html",
+            script="exam_page.js",
+            data={"attention": attention and packed_attention(attention)},
+            card=self,
+            shown=shown,
+            suite=SUITE,
+            mean=statistics.fmean,
+            interval=interval,
+            caution=CAUTION,
+            version=attnlm.__version__,
+        )
+        files.write_bytes(Path(path), page)
+        return Path(path)
+
 
 def judged(results: Sequence[TaskResult]) -> tuple[TaskResult, ...]:
-    """Return results with verdicts: seed by seed, with spreads that tasks share, and Holm's levels.
-
-    Each task's differences are a group, which is compared with no difference.
-    """
-    differences: dict[str, dict[int, float]] = {}
-    for one in results:
-        if one.failed is None:
-            pairs = zip(one.scores("standard"), one.scores("candidate"), strict=True)
-            differences[one.task] = {seed: old - new for seed, (old, new) in enumerate(pairs)}
-    none = {seed: 0.0 for of in differences.values() for seed in of}
-    pairs_of = compare_pairs({**differences, "": none}, baseline="") if differences else []
-    verdicts = {pair.groups[0]: pair for pair in pairs_of}
-    return tuple(replace(one, pair=verdicts.get(one.task)) for one in results)
+    """Return results with verdicts, seed by seed."""
+    scores = {
+        one.task: (one.scores("candidate"), one.scores("standard"))
+        for one in results
+        if one.failed is None
+    }
+    pairs = {pair.groups[0]: pair for pair in compare_by_task(scores)}
+    return tuple(replace(one, pair=pairs.get(one.task)) for one in results)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,19 +20,23 @@ from attnlm.model.recorder import NotRecordedError
 from attnlm.runs.journal import Snapshot
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Result, Run, open_run, run_summary
-from attnlm.see.attend import CAUTION, Attention, compute_attention
+from attnlm.see.attend import (
+    CAUTION,
+    Attention,
+    compute_attention,
+    packed_attention,
+    packed_maps,
+)
 from attnlm.see.curves import chart_data, run_lines, verdict
 from attnlm.see.head_scores import PATTERNS, TooShortError
 from attnlm.see.heads import HeadsReport, heads
 from attnlm.see.model_page import first_text, models_to_try
-from attnlm.see.page import encode_base64, render
-from attnlm.see.pictures import Numbers
+from attnlm.see.page import render
 from attnlm.see.reproduce import import_command, prepare_command, train_command
 from attnlm.see.shown_tokens import check_windows, ids_within_context, visible
 
 _MOST_SNAPSHOTS = 32
 _MOST_FILMS = 36  # heads, each of about 10 kB
-_MOST_WEIGHTS = 3_000_000  # bytes of recorded attention
 
 
 @dataclass(frozen=True, repr=False)
@@ -105,7 +108,7 @@ class Report:
         data = {
             "models": self.models,
             "prompt": self.text,
-            "attention": self.attention and _packed_attention(self.attention),
+            "attention": self.attention and packed_attention(self.attention),
             "curve": has_curve and chart_data(run_lines(records), run.references(), "step"),
             "snapshots": [
                 {"step": s.step, "loss": losses.get(s.step), "text": _with_symbols(s.text)}
@@ -150,21 +153,6 @@ def _with_symbols(text: str) -> str:
     return "".join(c if c in " \n" else visible(c) for c in text.replace("\r\n", "\n"))
 
 
-def _packed(maps: Numbers) -> str:
-    """Return maps (…, T, T) up to the diagonal, row by row: a byte each, in steps of 1/255."""
-    past = maps[..., *np.tril_indices(maps.shape[-1])]
-    return encode_base64(np.rint(255 * past).astype(np.uint8))
-
-
-def _packed_attention(attention: Attention) -> dict[str, Any]:
-    """Return the JSON values of recorded attention. Of a long text, the page has the beginning."""
-    layers, heads = attention.weights.shape[:2]
-    length = min(len(attention.tokens), math.isqrt(2 * _MOST_WEIGHTS // (layers * heads)))
-    tokens = [visible(token) for token in attention.tokens[:length]]
-    maps = _packed(attention.weights[..., :length, :length])
-    return {"tokens": tokens, "layers": layers, "heads": heads, "maps": maps}
-
-
 def _films(snapshots: Sequence[Snapshot], length: int) -> list[dict[str, Any]]:
     """Return the heads' maps and previous-token scores over training, largest final score first.
 
@@ -180,7 +168,7 @@ def _films(snapshots: Sequence[Snapshot], length: int) -> list[dict[str, Any]]:
     films = [
         {
             "name": f"layer {layer + 1} head {head + 1}",
-            "maps": _packed(maps_SLHTT[:, layer, head]),
+            "maps": packed_maps(maps_SLHTT[:, layer, head]),
             "scores": scores_SLH[:, layer, head].tolist(),
         }
         for layer, head in np.ndindex(*scores_SLH.shape[1:])

@@ -22,6 +22,7 @@ FALSE_CLAIMS = 0.05
 """The largest probability that a ladder of equal rungs claims any difference."""
 _ROUNDING = 1e-5
 """Losses that differ by at most this fraction are the same: sums in another order differ so."""
+_BORROWED_BY_TASKS = 2.0
 
 Losses = Mapping[str, Mapping[Any, float]]
 """The loss of each run of each group. Runs with the same key in two groups are a pair."""
@@ -92,9 +93,33 @@ def compare_pairs(
         (group, rival): _difference(losses[group], losses[rival])
         for rival, group in itertools.combinations(names, 2)
     }
-    differences = _moderated(differences, len(losses), baseline is not None)
+    # The pairs share groups: simulations of groups with unequal noise gave the limits
+    # (docs/insight.md). A noisy baseline is in all pairs, so that less is borrowed there.
+    borrowed = min((len(losses) - 2) / 2, 1.5)
+    if baseline is not None:
+        borrowed = min(0.15 * (len(losses) - 2), 0.5)
+    differences = _moderated(differences, borrowed)
     if baseline is not None:
         differences = {both: d for both, d in differences.items() if both[1] == baseline}
+    return _judged(differences, are_shares)
+
+
+def compare_by_task(scores: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> list[Pair]:
+    """Return the comparison of a candidate with the standard in each task, seed by seed.
+
+    `scores` are those of both, of which higher ones are better. Tasks share no runs, so that their
+    spreads borrow more from each other than those of a ladder's pairs.
+    """
+    differences = {}
+    for task, sides in scores.items():
+        candidate, standard = (dict(enumerate(-score for score in side)) for side in sides)
+        differences[task, ""] = _difference(candidate, standard)
+    return _judged(_moderated(differences, _BORROWED_BY_TASKS))
+
+
+def _judged(
+    differences: Mapping[tuple[str, str], _Difference], are_shares: bool = False
+) -> list[Pair]:
     compared = {}
     pairs_left = len(differences)
     is_shown = True
@@ -166,28 +191,23 @@ def _difference(group: Mapping[Any, float], rival: Mapping[Any, float]) -> _Diff
 
 
 def _moderated(
-    differences: dict[tuple[str, str], _Difference], groups: int, to_baseline: bool
+    differences: dict[tuple[str, str], _Difference], borrowed: float
 ) -> dict[tuple[str, str], _Difference]:
     """Return paired differences whose variances are drawn towards those of the others.
 
-    The prior's degrees of freedom have a limit, since the pairs share groups: simulations of groups
-    with unequal noise gave it (docs/insight.md). A noisy baseline is in all pairs, so that less is
-    borrowed there.
+    The prior's degrees of freedom are at most `borrowed` times those of a difference.
     """
     known = [d for d in differences.values() if d.variance]
     own = known[0].freedom if known else 0
     if len(known) < 2 or not all(d.paired and d.freedom == own for d in known):
         return differences
-    most = min((groups - 2) * own / 2, 1.5 * own)
-    if to_baseline:
-        most = min(0.15 * (groups - 2) * own, own / 2)
     logs = [math.log(d.variance) - _digamma(own / 2) + math.log(own / 2) for d in known]
     spread = statistics.variance(logs) - _zeta(2, own / 2)
-    prior, log_usual = most, statistics.fmean(logs)
+    prior, log_usual = borrowed * own, statistics.fmean(logs)
     if spread > 0:
         estimated = 2 * _inverse_trigamma(spread)
         log_usual += _digamma(estimated / 2) - math.log(estimated / 2)
-        prior = min(most, estimated)
+        prior = min(borrowed * own, estimated)
     usual = math.exp(log_usual)
     moderated = {}
     for names, d in differences.items():

@@ -27,10 +27,12 @@ from attnlm.config.variants import named_codes, split_variant, variant
 from attnlm.data.dataset import Dataset
 from attnlm.data.prepare import prepare
 from attnlm.model.own_arguments import infer_kind
-from attnlm.runs.exam_plan import STANDARD, SUITE, ExamPlan, read_plan, training_settings
+from attnlm.runs.exam_plan import STANDARD, SUITE, ExamPlan, read_plan, trainings
 from attnlm.runs.run import Run
 from attnlm.see.exam_card import Exam, TaskResult, judged
+from attnlm.workflows.answers import answer_pairs, select_pairs
 from attnlm.workflows.check_own_code import check_required
+from attnlm.workflows.match_compute import with_mlp_width
 from attnlm.workflows.train_all import reason_of_failure, train_all
 
 _TEXT_CONTEXT = 64  # tokens
@@ -44,6 +46,7 @@ def exam(
     tasks: str | Sequence[str] | None = None,
     seeds: int = 3,
     seed: int = 1,
+    steps: int | None = None,
     name: str | None = None,
     resume: str | Path | None = None,
     checkpoint_dir: str | Path = CHECKPOINT_DIR,
@@ -57,9 +60,11 @@ def exam(
     `candidate` is a class, its name as in `mine.py:Temperature`, a head of the library, or a
     variant such as `transformer:positions=none`. `part` says what code is: attention, mlp, scores
     or model; by default, its arguments tell. `tasks` are some of the suite's; default: all. Both
-    models are trained on the same batches with the same `seeds`, from `seed` on. The runs are in
-    the folder `name` (default: exam-001, …); those of the standard model are kept for later exams.
-    `resume` names an exam that was stopped. `on_event` receives all events of `train`.
+    models are trained on the same batches with the same `seeds`, from `seed` on, for `steps`
+    (default: those of the suite). Their parameters are about equal, if the candidate has an MLP of
+    ours, whose width makes up for what the candidate adds. The runs are in the folder `name`
+    (default: exam-001, …); those of the standard model are kept for later exams. `resume` names an
+    exam that was stopped. `on_event` receives all events of `train`.
 
     A task in which the candidate's training diverges or its code raises an error is `failed`; the
     others are trained and compared. Raises AttnlmError (UsageError for invalid arguments), and
@@ -73,9 +78,10 @@ def exam(
         raise UsageError("no candidate", "name a file, a head of the library, or a variant")
     else:
         listed = tasks.split(",") if isinstance(tasks, str) else tasks or SUITE
-        plan = replace(_plan(candidate, part), tasks=tuple(listed), seeds=seeds, seed=seed)
+        plan = replace(_plan(candidate, part), tasks=tuple(listed))
+        plan = replace(plan, seeds=seeds, seed=seed, steps=steps)
         plan.check()
-        text = resolve_new({}, {**plan.model, "block_size": _TEXT_CONTEXT})
+        text = resolve_new({}, {**plan.model(plan.tasks[0]), "block_size": _TEXT_CONTEXT})
         check_required(text.config, _VOCAB_SIZE)
         path = _new_folder(plan, name, root)
     hint = "wait until that process ends, or stop it, or start another exam"
@@ -99,11 +105,14 @@ def _plan(candidate: str | Callable[..., Any], part: str | None) -> ExamPlan:
     if kind not in ("attention", "mlp", "scores", "model"):
         hint = "use attention, mlp, scores or model"
         raise UsageError(f"invalid value for `part`: {kind!r}", hint)
-    positions = "learned"
+    name, positions = str(code), "learned"
     for head in list_heads():
-        if str(candidate).replace("_", "-") == head.name and "--positions none" in head.command:
-            positions = "none"  # the head has its own
-    return ExamPlan(candidate=str(code), part=kind, codes={str(code): code}, positions=positions)
+        if str(candidate).replace("_", "-") == head.name:
+            name = head.name
+            positions = (
+                "none" if "--positions none" in head.command else positions
+            )  # it has its own
+    return ExamPlan(candidate=name, part=kind, codes={name: code}, positions=positions)
 
 
 def _new_folder(plan: ExamPlan, name: str | None, root: Path) -> Path:
@@ -127,38 +136,61 @@ def _results(plan: ExamPlan, path: Path, on_event: OnEvent) -> list[TaskResult]:
     kept = path.parent / f"exam-standard-{attnlm.__version__}"
     if not kept.is_dir():
         _new_folder(STANDARD, kept.name, path.parent)
-    seeds = range(plan.seed, plan.seed + plan.seeds)
     results = []
     for number, task in enumerate(plan.tasks, 1):
         dataset = prepared(task, kept)
-        train = functools.partial(trained, task, dataset, seeds=seeds, on_event=on_event)
+        seeds = range(plan.seed, plan.seed + plan.seeds)
+        train = functools.partial(trained, task, dataset, seeds, plan.steps, on_event=on_event)
         title = f"task {number} of {len(plan.tasks)}: {task}"
-        standard = train(STANDARD.model, kept, title=f"{title}, standard")
+        standard = train(STANDARD.model(task), kept, title=f"{title}, standard")
+        model = plan.model(task)
         candidate: list[Run] = []
         failed = None
         try:
-            candidate = train(plan.model, path, title=f"{title}, {plan.candidate}")
+            around = {**model, "block_size": standard[0].config.spec.block_size}
+            wanted = standard[0].parameters
+            width = with_mlp_width(around, wanted, dataset.vocab_size)
+            candidate = train(width, path, title=f"{title}, {plan.candidate}")
         except Exception as error:  # noqa: BLE001 - own code may raise anything
-            failed = reason_of_failure(error, plan.model)
+            failed = reason_of_failure(error, model)
             for line in (own_traceback(error) or "").splitlines():
                 on_event(Note(line))
             on_event(Note(f"{task} failed: {failed}"))
-        results.append(TaskResult(task, dataset, candidate, standard, failed))
+        result = TaskResult(task, dataset, candidate, standard, failed)
+        results.append(replace(result, sample=_sample(result)))
     return results
+
+
+def _sample(result: TaskResult) -> dict[str, str]:
+    """Return a question, its right answer, and what the first run of each model answers.
+
+    It is empty for a text.
+    """
+    pairs = select_pairs(result.dataset, 1)
+    said: dict[str, str] = {}
+    for side, runs in (("candidate", result.candidate), ("standard", result.standard)):
+        for answered in answer_pairs(runs[0], pairs) if runs and pairs else ():
+            said |= {"question": answered.prompt, "right": answered.answer, side: answered.said}
+    return said
 
 
 def prepared(task: str, folder: Path) -> Dataset:
     """Return the data set of a task, which stands beside the standard model's runs."""
     exercise = SUITE[task]
-    return prepare(exercise.source, name=task, data_dir=folder / "data", **exercise.sizes)
+    dataset = prepare(exercise.source, name=task, data_dir=folder / "data", **exercise.sizes)
+    if exercise.longer and (found := dataset.longer_examples()) is not None:
+        ids, examples = found
+        dataset = replace(dataset, val=ids, val_tokens=len(ids), val_examples=examples)
+    return dataset
 
 
 def trained(
     task: str,
     dataset: Dataset,
+    seeds: Iterable[int],
+    steps: int | None,
     model: Settings,
     folder: Path,
-    seeds: Iterable[int],
     *,
     title: str,
     on_event: OnEvent,
@@ -166,7 +198,6 @@ def trained(
     """Return the runs of a model on a task, one for each seed."""
     splits = [s for s in (dataset.train_examples, dataset.val_examples) if s is not None]
     context = max((split.longest - 1 for split in splits), default=_TEXT_CONTEXT)
-    trainings = {
-        f"{task}-seed-{seed}": {**model, **training_settings(task, context, seed)} for seed in seeds
-    }
-    return [*train_all(trainings, dataset, folder, on_event, title).values()]
+    of_seeds = trainings(task, context, seeds, steps)
+    models = {name: {**model, **settings} for name, settings in of_seeds.items()}
+    return [*train_all(models, dataset, folder, on_event, title).values()]

@@ -1,18 +1,21 @@
-"""Give the rungs of a ladder about as many parameters as the first has."""
+"""Give a model about as many parameters as another has."""
 
 from __future__ import annotations
 
 import bisect
 import math
+from dataclasses import replace
 
 from attnlm.base.errors import UsageError
 from attnlm.base.setting_fields import Settings
 from attnlm.config.settings import resolve
+from attnlm.model.architecture import Architecture
 from attnlm.model.own_arguments import with_defaults
 from attnlm.model.own_specs import OwnModel, size_settings
 from attnlm.model.spec import ModelSpec, parameter_count
 from attnlm.runs.ladder_plan import TOLERANCE, LadderPlan
 
+_MLPS = ("gelu", "relu2", "swiglu")
 _WIDEST = 2**16  # features, beyond which no wider model is tried
 
 
@@ -25,6 +28,22 @@ def with_widths(plan: LadderPlan, vocab_size: int) -> LadderPlan:
     first, *others = plan.rungs
     wanted = parameter_count(_spec(plan.settings(first, 0)), vocab_size)
     return plan.adapting({r: _sizes(plan.settings(r, 0), wanted, vocab_size) for r in others})
+
+
+def with_mlp_width(settings: Settings, wanted: int, vocab_size: int) -> Settings:
+    """Return settings in which the MLP's width gives the model about `wanted` parameters.
+
+    They stay as they are if they name a width, if there is no MLP of ours, and if the parameters
+    are equal already.
+    """
+    spec = _spec(settings)
+    count = parameter_count(spec, vocab_size)
+    is_equal = abs(count / wanted - 1) <= TOLERANCE
+    if is_equal or not isinstance(spec, Architecture) or spec.mlp_width or spec.mlp not in _MLPS:
+        return settings
+    wider = replace(spec, mlp_width=spec.mlp_dim + 1)
+    excess = (count - wanted) / (parameter_count(wider, vocab_size) - count)
+    return {**settings, "mlp_width": max(1, spec.mlp_dim - round(excess))}
 
 
 def _spec(settings: Settings) -> ModelSpec:

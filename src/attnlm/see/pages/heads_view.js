@@ -1,6 +1,6 @@
 /* All heads over a text: the text, thumbnails of all heads, and the map of one head. */
 
-import {largestIndices} from "./arrays.js";
+import {bytesOf, largestIndices} from "./arrays.js";
 import {bars, chooseByKeys, element, page, percent, setChosen} from "./components.js";
 import {attentionMap, attentionText, darkness, drawMap, SMALL_CELLS} from "./maps.js";
 import {Pause} from "./yield_to_event_loop.js";
@@ -150,4 +150,19 @@ export class HeadsView {
     };
     return attentionMap({tokens, rowOf: (t) => this.row(t), query: this.token, key: this.key, choose});
   }
+}
+
+/* Return the attention weights (t + 1) of token t in map n of maps of T tokens, which attend.py packs. */
+function weightsAt(maps, n, T, t) {
+  const start = (n * T * (T + 1)) / 2 + (t * (t + 1)) / 2;
+  return Float32Array.from(maps.subarray(start, start + t + 1), (step) => step / 255);
+}
+
+/* Show attention that attend.py packed. */
+export function showRecordedAttention({tokens, layers, heads, maps}) {
+  const bytes = bytesOf(maps);
+  const view = new HeadsView();
+  view.token = tokens.length - 1;
+  view.key = view.token;
+  view.show({tokens, layers, heads, row: (layer, head, t) => weightsAt(bytes, layer * heads + head, tokens.length, t)});
 }

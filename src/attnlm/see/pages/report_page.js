@@ -4,25 +4,11 @@
 import {bytesOf} from "./arrays.js";
 import {drawChart, legend, stepAt} from "./chart.js";
 import {chooseByKeys, element, page, readData, setChosen, withCommas} from "./components.js";
-import {HeadsView} from "./heads_view.js";
+import {showRecordedAttention} from "./heads_view.js";
 import {attentionMap, drawMap, SMALL_CELLS} from "./maps.js";
 import {showModels} from "./model_page.js";
 
 const FRAME = 500; // milliseconds of a snapshot in the film
-
-/* Return the attention weights (t + 1) of token t in map n of maps of T tokens, which report.py packs. */
-function weightsAt(maps, n, T, t) {
-  const start = (n * T * (T + 1)) / 2 + (t * (t + 1)) / 2;
-  return Float32Array.from(maps.subarray(start, start + t + 1), (step) => step / 255);
-}
-
-function showRecordedAttention({tokens, layers, heads, maps}) {
-  const bytes = bytesOf(maps);
-  const view = new HeadsView();
-  view.token = tokens.length - 1;
-  view.key = view.token;
-  view.show({tokens, layers, heads, row: (layer, head, t) => weightsAt(bytes, layer * heads + head, tokens.length, t)});
-}
 
 class Replay {
   slider = page.snapshot;
