@@ -153,7 +153,7 @@ export class HeadsView {
 }
 
 /* Return the attention weights (t + 1) of token t in map n of maps of T tokens, which attend.py packs. */
-function weightsAt(maps, n, T, t) {
+export function weightsAt(maps, n, T, t) {
   const start = (n * T * (T + 1)) / 2 + (t * (t + 1)) / 2;
   return Float32Array.from(maps.subarray(start, start + t + 1), (step) => step / 255);
 }

@@ -4,7 +4,7 @@
 import {bytesOf} from "./arrays.js";
 import {drawChart, legend, stepAt} from "./chart.js";
 import {chooseByKeys, element, page, readData, setChosen, withCommas} from "./components.js";
-import {showRecordedAttention} from "./heads_view.js";
+import {showRecordedAttention, weightsAt} from "./heads_view.js";
 import {attentionMap, drawMap, SMALL_CELLS} from "./maps.js";
 import {showModels} from "./model_page.js";
 
