@@ -22,7 +22,7 @@ FALSE_CLAIMS = 0.05
 """The largest probability that a ladder of equal rungs claims any difference."""
 _ROUNDING = 1e-5
 """Losses that differ by at most this fraction are the same: sums in another order differ so."""
-_BORROWED_BY_TASKS = 2.0
+_BORROWED_BY_TASKS = 1.0
 
 Losses = Mapping[str, Mapping[Any, float]]
 """The loss of each run of each group. Runs with the same key in two groups are a pair."""
