@@ -102,7 +102,6 @@ ON_A_GPU: dict[str, tuple[str, dict[str, Any]]] = {
     "blocks": (BLOCKS, {}),
     "blocks in bfloat16": (BLOCKS, {"dtype": "bfloat16"}),
     "blocks in tf32": (BLOCKS, {"dtype": "tf32"}),
-    "recomputed blocks": (BLOCKS, {"recompute": True}),
     "clipped gradients": (BLOCKS, {"optimizer": "adamw", "gradient_clip": 1.0}),
     "micro-batches": (BLOCKS, {"micro_batch_size": 1}),
     "compiled": (BLOCKS, {"compile": "torch"}),

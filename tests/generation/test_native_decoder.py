@@ -59,7 +59,7 @@ def native_model(model: Transformer, found: CDLL) -> NativeModel:
     return NativeModel(model.architecture, model.vocab_size, weights, found)
 
 
-EMBEDDED = variants_where(lambda spec: spec.has_blocks)
+EMBEDDED = variants_where(lambda spec: spec.costs(9).width > 0)
 
 
 Steps = list[tuple[int, int]]

@@ -171,14 +171,6 @@ def test_gradients_accumulate() -> None:
                 {name: once[name] for name in once if name != "loss"})  # fmt: skip
 
 
-def test_a_block_that_is_recomputed_has_the_same_gradients() -> None:
-    model = a_model("transformer:dropout=0.3").float()
-    kept = loss_and_gradients(model, BEST)
-    model.recompute = True
-    again = loss_and_gradients(model, BEST)
-    assert all(torch.equal(again[name], kept[name]) for name in kept)
-
-
 # --- The choice of a form -------------------------------------------------------------------------
 
 

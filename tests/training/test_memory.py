@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import attnlm
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note
+from attnlm.base.own_code import named_code
 from attnlm.base.setting_fields import Settings
 from attnlm.cli import exits
 from attnlm.compute.device import Device
@@ -395,7 +396,7 @@ def test_text_of_large_models_is_not_generated_fastest_on_the_cpu(
     [
         ({}, True, True),
         ({"dropout": 0.1, "compile": "torch"}, True, True),
-        ({"recompute": True}, False, True),
+        ({"scores": named_code("alibi")}, False, True),
         ({"processes": 2}, False, False),
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 from typing import Any
 
@@ -111,19 +110,6 @@ def test_numbers_do_not_depend_on_which_thread_does_a_job(name: str, dataset: Da
             losses = [stepper.step().item() for _ in range(3)]
         found.append((losses, [v.numpy().tobytes() for v in state.optimizer.weights().values()]))
     assert found[0] == found[1]
-
-
-@pytest.mark.compilers
-def test_compiled_steps_recompute_activations(
-    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
-    about: dict[str, Any] = {"compile": "torch", "layers": 2, "dropout": 0.3}
-    found, expected = (
-        first_gradient(config_of("transformer", **about, recompute=recompute), dataset)
-        for recompute in (True, False)
-    )
-    assert_near(found, expected)
 
 
 @pytest.mark.compilers

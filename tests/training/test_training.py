@@ -93,13 +93,6 @@ def test_the_same_configuration_gives_the_same_bytes(train: Any) -> None:
     assert timeless(train(BLOCKS, seed=2).path) != timeless(run.path)
 
 
-def test_recomputed_gradients_are_the_same(train: Any) -> None:
-    plain, recomputed = (
-        train(BLOCKS, threads=2, recompute=recompute).last for recompute in (False, True)
-    )
-    assert plain.read_bytes() == recomputed.read_bytes()
-
-
 # --- Stopping and resuming ------------------------------------------------------------------------
 
 HEAD = "multi-head:embed_dim=8:heads=2:attention=CODE/parts.py:Head"

@@ -60,7 +60,6 @@ def computation(training: TrainingConfig, device: Device, memory: int) -> dict[s
     split = [counted(processes, "process")] if processes > 1 else []
     if training.micro_batch_size is not None:
         split.append(f"at most {counted(training.micro_batch_size, 'window')} at once")
-    split += ["activations recomputed"] if training.recompute else []
     each = ", in each process" if processes > 1 else ""
     return {
         "device": f"{device.name} ({device.reason}), {device.dtype}{threads}",

@@ -326,11 +326,6 @@ def _check_training(model: ModelSpec, training: TrainingConfig) -> None:
             f"use `min_learning_rate` {highest:g} or less",
         ),
         (
-            training.recompute and not model.has_blocks,
-            f"{model.name} does not support `recompute`: it has no blocks of ours",
-            "leave `recompute` out",
-        ),
-        (
             windows % processes,
             f"`batch_size` {windows} is not divisible by `processes` {processes}",
             f"use `batch_size` {windows + -windows % processes}{fewer}",

@@ -158,9 +158,6 @@ class TrainingConfig:
     processes: int = _count_field(
         "number of processes; each computes an equal part of each batch", default=1, at_most=2**16
     )
-    recompute: bool = setting(
-        "recompute activations in the backward pass: less memory, more time", default=False
-    )
 
     @property
     def length_text(self) -> str:

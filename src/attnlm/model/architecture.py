@@ -254,10 +254,6 @@ class Architecture:
         return self.maps_per_layer > 0 or bool(self.codes)
 
     @property
-    def has_blocks(self) -> bool:
-        return self.embed_dim is not None
-
-    @property
     def has_matrices(self) -> bool:
         return bool(self.codes) or self.attention == "softmax" or self.mlp != "none"
 

@@ -19,7 +19,7 @@ _TOLERANCE = 1e-3
 """The largest difference of two results that are equal, as a fraction of the largest number."""
 _OURS = ("attnlm", "torch", "builtins", "collections", "contextlib", "functools", "typing")
 """The packages that define what the modules of models use."""
-_CHANGEABLE = ("training", "recompute", "generators")
+_CHANGEABLE = ("training", "generators")
 """Attributes that differ between models of the same settings."""
 
 

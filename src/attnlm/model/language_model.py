@@ -7,12 +7,11 @@ from top to bottom. Axes are as in layers.py; V is the vocabulary size.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from attnlm.base.errors import AttnlmError
 from attnlm.model.layers import (
@@ -92,9 +91,6 @@ class Transformer(LanguageModel):
     cosines: Tensor
     sines: Tensor
 
-    recompute = False
-    """True to recompute the activations of blocks in the backward pass instead of keeping them."""
-
     def __init__(self, architecture: Architecture, vocab_size: int) -> None:
         super().__init__()
         self.spec = self.architecture = a = architecture
@@ -167,33 +163,8 @@ class Transformer(LanguageModel):
         if self.architecture.positions == "rotary":
             rotation = self.cosines[start:end], self.sines[start:end]
         for layer, block in enumerate(self.blocks):
-            if self.recompute and self.training:
-                x_BTC = _recomputed(block, self.dropout.generators, x_BTC, rotation)
-            else:
-                x_BTC = block(x_BTC, rotation, caches[layer] if caches else None)
+            x_BTC = block(x_BTC, rotation, caches[layer] if caches else None)
         return x_BTC
-
-
-def _recomputed(
-    module: nn.Module, generators: Sequence[torch.Generator], *arguments: Any
-) -> Tensor:
-    """Return the output of `module`, and recompute it in the backward pass.
-
-    Between the two passes, only the arguments are in memory (Chen et al., 2016). The recomputation
-    repeats the random draws: PyTorch restores its random state, and `compute` that of `generators`.
-    After the backward pass, they must be seeded again.
-    """
-    states = [generator.get_state() for generator in generators]
-
-    def compute(*arguments: Any) -> Any:
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)
-        return module(*arguments)
-
-    # PyTorch cannot compile `compute`, but a compiled training step sets no generators.
-    function = compute if generators else module
-    computed: Tensor = checkpoint(function, *arguments, use_reentrant=False)
-    return computed
 
 
 class Block(nn.Module):

@@ -130,7 +130,7 @@ class _BlockPass(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out_BTC: Tensor) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors  # others than in the forward pass, if that was computed again
+        saved = ctx.saved_tensors
         d_out_BTC = d_out_BTC.contiguous()
         d_x_BTC = torch.empty_like(saved[0])
         gradients = {name: data_pointer(p.grad) for name, p in ctx.block.weights.items()}

@@ -27,7 +27,6 @@ class OwnModel:
     arguments: Settings = field(hash=False)
     """the values of the code's arguments that have defaults, by name"""
     preset = ""
-    has_blocks = False
     has_attention = has_matrices = slides = True
 
     @property

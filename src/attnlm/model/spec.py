@@ -51,10 +51,6 @@ class ModelSpec(Protocol):
         """Return True if the model may have attention maps; those of own code are observed."""
 
     @property
-    def has_blocks(self) -> bool:
-        """Return True if the model has blocks, whose activations can be computed again."""
-
-    @property
     def has_matrices(self) -> bool:
         """Return True if Muon may update matrices of the model."""
 

@@ -31,11 +31,9 @@ def can_record_updates(training: TrainingConfig, device: str) -> bool:
 def can_record_gradients(config: Config, device: str) -> bool:
     """Return True if the forward and backward passes can be recorded as a CUDA graph.
 
-    Own code may read numbers on the CPU or differ from call to call. Recomputed blocks restore the
-    state of random generators, which a recording does not allow.
+    Own code may read numbers on the CPU or differ from call to call.
     """
-    is_plain = not (config.codes or config.training.recompute)
-    return is_plain and can_record_updates(config.training, device)
+    return not config.codes and can_record_updates(config.training, device)
 
 
 class CudaGraph(Generic[Result]):

@@ -56,8 +56,6 @@ def estimate_memory(config: Config, vocab_size: int, device: str) -> MemoryEstim
     parameters = parameter_count(config.spec, vocab_size)
     tokens = split.windows * config.spec.block_size
     kept = costs.layers * costs.kept_features
-    if training.recompute:  # one block, computed again, and the input of each block
-        kept = 2 * costs.kept_features + costs.layers * costs.width
     # One block also has its gradients. Evaluations keep one block, of more tokens at times.
     evaluated = windows_at_once(config.spec, vocab_size, device) * config.spec.block_size
     activations = tokens * kept + 2 * max(tokens, evaluated) * costs.peak_activations

@@ -15,7 +15,7 @@ from attnlm.compute.device import Device
 from attnlm.compute.processes import ALONE, Processes
 from attnlm.config.settings import Config
 from attnlm.model.building import load_buffers, stored_buffers
-from attnlm.model.language_model import LanguageModel, Transformer
+from attnlm.model.language_model import LanguageModel
 from attnlm.runs.checkpoint import Array, load_checkpoint, save_checkpoint
 from attnlm.runs.journal import ranking_key
 from attnlm.runs.load_model import parent_weights
@@ -64,8 +64,6 @@ def initial_state(config: Config, vocab_size: int, device: Device) -> TrainingSt
         seed_generators(training.seed, config)
         model = config.spec.build(vocab_size).to(device.torch)
         optimizer = Optimizer(model, training)
-    if isinstance(model, Transformer):
-        model.recompute = training.recompute
     return TrainingState(model=model, optimizer=optimizer, device=device)
 
 

@@ -39,7 +39,7 @@ from attnlm.workflows.check_own_code import NotCausalError, check_causality
 from attnlm.workflows.evaluate import measure_on_whole, take_snapshot
 
 _OF_THE_DEVICE = ("dtype", "compile", "threads")
-_ROUNDING = ("device", *_OF_THE_DEVICE, "processes", "micro_batch_size", "recompute")
+_ROUNDING = ("device", *_OF_THE_DEVICE, "processes", "micro_batch_size")
 _CHANGEABLE = ("steps", "eval_every", "keep_every", "patience", *_ROUNDING)
 
 
