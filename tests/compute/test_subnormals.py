@@ -17,10 +17,10 @@ import attnlm
 from attnlm.compute.device import Device
 from attnlm.compute.native import native_library
 from attnlm.compute.threads import flush_subnormals, new_pool, threads_of_torch
+from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset
 from attnlm.generation.module_decoder import ModuleDecoder
 from attnlm.generation.native_decoder import NativeDecoder, NativeModel
-from attnlm.model.architecture import architecture
 from attnlm.model.language_model import LanguageModel, Transformer
 from attnlm.model.native_block import with_native_blocks
 from attnlm.model.recorder import record
@@ -140,7 +140,7 @@ def test_threads_in_c_flush(modes: Modes) -> None:
     if (native := native_library()) is None:
         pytest.skip("there are no kernels here")
     parts = {"embed_dim": 16, "heads": 2, "layers": 1, "block_size": 8}
-    model = architecture("llama", {**parts, "tie_embeddings": False}).build(320)
+    model = resolve({"model": "llama", **parts}).spec.build(320)
     assert isinstance(model, Transformer)
     torch.nn.init.constant_(model.token_embedding.weight, 1.0)
     torch.nn.init.constant_(model.head.weight, SUBNORMAL)

@@ -92,7 +92,9 @@ def _config(name: str, folder: Path, **settings: Any) -> Config:
 def _tried(config: Config, dataset: Dataset) -> Trial:
     device = choose_device("cpu")
     model = initial_state(config, dataset.vocab_size, device).model
-    return try_own_code(config, model, device, *new_batches(config, dataset, TRIED_WINDOWS)(0))
+    return try_own_code(
+        config.training, model, device, *new_batches(config, dataset, TRIED_WINDOWS)(0)
+    )
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -246,7 +248,7 @@ def test_a_trial_of_a_model_finds_what_threads_may_not_share_and_changes_nothing
     np.random.rand()
     models = [initial_state(config, dataset.vocab_size, device).model for _ in range(2)]
     batch = new_batches(config, dataset, TRIED_WINDOWS)(0)
-    assert try_own_code(config, models[0], device, *batch).may_replicate == may_replicate
+    assert try_own_code(config.training, models[0], device, *batch).may_replicate == may_replicate
     states = [model.state_dict() for model in models]
     assert states[0].keys() == states[1].keys()
     assert all(value.equal(states[1][key]) for key, value in states[0].items())

@@ -161,7 +161,7 @@ def test_a_ladder_looks_for_leaks_before_its_first_rung_trains(
 def test_shared_buffers_stay_shared(tmp_path: Path) -> None:
     config = config_with("x + self.count.add_(1) + self.same", tmp_path, block_size=5)
     model: Any = config.spec.build(7).eval()
-    assert not find_leak(config, model, 4)
+    assert not find_leak(model, 4)
     assert model.blocks[0].attention.module.count is model.blocks[0].attention.module.same
     assert model.blocks[0].attention.module.same == 0
 
@@ -171,4 +171,4 @@ def test_a_search_among_some_tokens_leaves_no_residue_out(stride: int, tmp_path:
     for rest in range(stride):
         body = f"x + later(x) * (torch.arange(T) % {stride} == {rest})[:, None]"
         config = config_with(body, tmp_path, block_size=256)
-        assert find_leak(config, config.spec.build(65).eval(), 64)
+        assert find_leak(config.spec.build(65).eval(), 64)

@@ -49,6 +49,11 @@ def fields_of(record: type) -> Mapping[str, Field[Any]]:
     return {described.name: described for described in fields(record)}
 
 
+def settings_of(*records: type) -> dict[str, type]:
+    """Return the record of each setting of some records by its name: of each field with help."""
+    return {name: r for r in records for name, field in fields_of(r).items() if field.metadata}
+
+
 _hints = functools.cache(get_type_hints)  # the types of all fields of a record
 
 

@@ -10,11 +10,18 @@ from typing import Any, NamedTuple, Protocol
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.own_code import OwnCode, is_code_name, named_code, passed_code
-from attnlm.base.setting_fields import Setting, Settings, check_value, fields_of, quoted
+from attnlm.base.setting_fields import (
+    Setting,
+    Settings,
+    check_value,
+    fields_of,
+    quoted,
+    settings_of,
+)
 from attnlm.base.suggestions import suggestion
 from attnlm.config.recipes import Recipe, load_sizes
 from attnlm.config.training import TrainingConfig
-from attnlm.model.architecture import PRESETS, Architecture, architecture, missing_requirement
+from attnlm.model.architecture import PRESETS, Architecture, architecture
 from attnlm.model.own_arguments import (
     CODE,
     PREFIX,
@@ -38,16 +45,10 @@ class ParentRun(Protocol):
 
 @dataclass(frozen=True)
 class Config:
-    """The settings of a run's model and training, with all defaults filled in.
-
-    `dropped` names the settings of the recipe that were ignored, as the model does not use them.
-    `recipe_tokenizer` is the tokenizer that the recipe was made for.
-    """
+    """The settings of a run's model and training, with all defaults filled in."""
 
     spec: ModelSpec
     training: TrainingConfig
-    dropped: tuple[str, ...] = ()
-    recipe_tokenizer: str | None = None
 
     @property
     def tokens_per_step(self) -> int:
@@ -79,11 +80,8 @@ class Config:
         return replace(self, training=replace(self.training, **changed))
 
 
-RECORD_OF: dict[str, type] = {
-    name: record for record in (Architecture, TrainingConfig) for name in fields_of(record)
-}
+RECORD_OF = settings_of(Architecture, TrainingConfig)
 """The record of each setting. The model's settings come first."""
-del RECORD_OF["wide_heads"], RECORD_OF["arguments"]
 CHOSEN_BY_NAME = ("model", "attention", "mlp", "scores", "loss")
 """Settings that may name own code."""
 
@@ -120,6 +118,12 @@ class Request(NamedTuple):
     sizes: Sequence[Settings]
     """the recipe's settings; if it has several sizes, with each size in ascending order, from which
     a run chooses one that suits its budget"""
+
+    def ignored(self, config: Config) -> list[str]:
+        """Return the recipe's settings of a model that the one of `config` does not use."""
+        used = {*config.spec.settings(), *self.settings, "scores"}
+        parts = (name for name in self.sizes[0] if RECORD_OF.get(name) is Architecture)
+        return [name for name in parts if name not in used]
 
 
 def resolve_new(
@@ -184,14 +188,13 @@ def resolve(
         message = f"in the recipe: invalid value for `tokenizer`: {quoted(tokenizer)}"
         raise AttnlmError(message, "name one, such as char or bpe:512")
     try:
-        config = _resolve_checked(dict(settings), recipe, parent)
+        return _resolve_checked(dict(settings), recipe, parent)
     except UsageError as error:
         try:
             _resolve_checked({}, recipe, parent)
         except UsageError:  # the recipe is at fault
             raise AttnlmError(f"in the recipe: {error.message}", error.hint) from None
         raise
-    return replace(config, recipe_tokenizer=tokenizer)
 
 
 def _resolve_checked(settings: Settings, recipe: Settings, parent: ParentRun | None) -> Config:
@@ -206,46 +209,30 @@ def _resolve_checked(settings: Settings, recipe: Settings, parent: ParentRun | N
     check_files(code for code in combined.values() if isinstance(code, OwnCode))
     chosen = {k: v for k, v in combined.items() if RECORD_OF.get(k) is TrainingConfig}
     parts = {k: v for k, v in combined.items() if k not in chosen}
-    model, dropped = _model_and_dropped(parts, settings)
+    model = _model(parts, settings)
     training = TrainingConfig(**(_training_defaults(model, chosen) | chosen))  # type: ignore[arg-type]
     _check_training(model, training)
     if training.budget is None and training.steps is not None:
         every = training.eval_every or max(1, math.ceil(training.steps / 10))
         training = replace(training, eval_every=every)
-    return Config(model, training, dropped)
+    return Config(model, training)
 
 
-def _model_and_dropped(parts: Settings, settings: Settings) -> tuple[ModelSpec, tuple[str, ...]]:
-    """Return the model with these parts, and the recipe's parts that have no effect in it.
-
-    `settings` are the user's, without the recipe's.
-    """
-    codes = [name for name, code in parts.items() if isinstance(code, OwnCode)]
+def _model(parts: Settings, settings: Settings) -> ModelSpec:
+    """Return the model with these parts, of which some are the user's `settings`."""
     arguments = {k.removeprefix(PREFIX): v for k, v in parts.items() if k.startswith(PREFIX)}
     parts = {k: v for k, v in parts.items() if not k.startswith(PREFIX)}
-    if arguments and not codes:
+    if arguments and not any(isinstance(value, OwnCode) for value in parts.values()):
         raise UsageError(
             f"{next(iter(arguments))!r} is set, but no code of your own takes arguments",
             "name the code, as in `attention` mine.py:MyHead",
         )
-    model = parts.pop("model", fields_of(Architecture)["model"].default)
-    if isinstance(model, OwnCode):
-        return own_model(model, parts, arguments), ()
-    if "scores" not in codes:
+    if not isinstance(parts.get("scores"), OwnCode):
         parts.pop("scores", None)  # it has one other value, the default
-    preset = PRESETS[str(model)]
-    kept = {*settings, *codes}
-    known = kept.union(preset.settings, ["positions"] if codes else [])
-    merged = preset.parts | {k: v for k, v in parts.items() if k in known}
-    if "attention" in codes and merged.get("positions") == "rotary" != settings.get("positions"):
-        known.discard("positions")  # own attention cannot rotate, whatever a recipe says
-        merged["positions"] = "learned"
-    used = {
-        k: v
-        for k, v in parts.items()
-        if k in kept or (k in known and missing_requirement(k, merged) is None)
-    }
-    return architecture(str(model), used, arguments), tuple(k for k in parts if k not in used)
+    if isinstance(model := parts.get("model"), OwnCode):
+        del parts["model"]
+        return own_model(model, parts, arguments)
+    return architecture(parts, settings, arguments)
 
 
 def check_files(codes: Iterable[OwnCode]) -> None:

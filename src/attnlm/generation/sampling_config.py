@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from attnlm.base.errors import UsageError
-from attnlm.base.setting_fields import check_value, fields_of, quoted, setting
+from attnlm.base.setting_fields import check_value, fields_of, quoted, setting, settings_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +56,7 @@ class SamplingConfig:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
 
-SAMPLING = {
-    name: SamplingConfig for name, field in fields_of(SamplingConfig).items() if field.metadata
-}
+SAMPLING = settings_of(SamplingConfig)
 """The settings of sampling that have a line of help."""
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import bisect
 import functools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from attnlm.base.errors import UsageError
 from attnlm.base.own_code import OwnCode
-from attnlm.base.setting_fields import Setting, Settings, fields_of, setting
+from attnlm.base.setting_fields import Setting, Settings, fields_of, setting, settings_of
 from attnlm.model.costs import Costs, compute_costs, parameter_shapes
 from attnlm.model.own_arguments import PREFIX
 from attnlm.model.spec import Shapes
@@ -101,7 +101,8 @@ class Architecture:
         at_most=_WIDEST_HEAD,
         needs=(_SOFTMAX,),
     )
-    wide_heads: bool = _part("heads as wide as the embeddings", default=False)
+    wide_heads: bool = False
+    """heads as wide as the embeddings; not a setting"""
     query_key_norm: bool = _part(
         "RMS norm of each head's queries and keys",
         default=False,
@@ -361,7 +362,7 @@ def missing_requirement(name: str, settings: Mapping[str, Any]) -> str | None:
     A setting that has no effect itself does not serve another one.
     """
     described = fields_of(Architecture)
-    needs = described[name].metadata["needs"]
+    needs = described[name].metadata.get("needs")
 
     def is_met(other: str, needed: Any) -> bool:
         value = settings.get(other, described[other].default)
@@ -392,8 +393,7 @@ class Preset:
     settings: tuple[str, ...]
 
 
-_NOT_PARTS = ("model", "wide_heads", "scores", "arguments")
-_ALL_PARTS = tuple(f.name for f in fields(Architecture) if f.name not in _NOT_PARTS)
+_ALL_PARTS = tuple(name for name in settings_of(Architecture) if name not in ("model", "scores"))
 _TRANSFORMER: Settings = {
     "embed_dim": 128,
     "heads": 4,
@@ -445,25 +445,30 @@ PRESETS: dict[str, Preset] = {
 
 
 def architecture(
-    model: str, settings: Mapping[str, Setting], arguments: Settings | None = None
+    settings: Mapping[str, Setting], chosen: Container[str], arguments: Settings
 ) -> Architecture:
     """Return the architecture of a preset with some of its settings changed.
 
-    Some may be own code, which has `arguments`. Raises UsageError if the preset lacks a setting or
-    a part to replace, if a setting has no effect, or if parts or sizes do not fit each other.
+    Some may be own code, which has `arguments`. Those settings must apply that the user has
+    `chosen`; others, a recipe's, are left out if they don't. Raises UsageError if the preset lacks
+    a setting or a part to replace, if a setting has no effect, or if parts or sizes do not fit each
+    other.
     """
+    model = str(settings.get("model", fields_of(Architecture)["model"].default))
     preset = PRESETS[model]
     codes = {name: value for name, value in settings.items() if isinstance(value, OwnCode)}
-    merged = {**preset.parts, **settings}
+    known = (*preset.settings, *_settings_beside(codes))
+    must = [n for n in settings if n != "model" and (n in chosen or n in codes)]
+    merged = preset.parts | {n: v for n, v in settings.items() if n in known or n in must}
     for kind in codes:
         if preset.parts.get(kind, fields_of(Architecture)[kind].default) == "none":
             raise UsageError(
                 f"{model} has no {kind} that your own could replace", "use `model` transformer"
             )
-    if "attention" in codes and preset.parts.get("positions") == "rotary":
-        merged["positions"] = settings.get("positions", "learned")  # it has its own queries
-    for name in settings:
-        if name not in (*preset.settings, *_settings_beside(codes)):
+    if "attention" in codes and merged.get("positions") == "rotary" and "positions" not in chosen:
+        merged["positions"] = "learned"  # it has its own queries, which nothing rotates
+    for name in must:
+        if name not in known:
             users = [m for m in PRESETS if name in PRESETS[m].settings]
             raise UsageError(
                 f"`{name}` does not apply to {model}", f"use `model` {' or '.join(users)}"
@@ -473,7 +478,7 @@ def architecture(
     used = {
         name: value for name, value in merged.items() if missing_requirement(name, merged) is None
     }
-    return Architecture(model=model, arguments=arguments or {}, **used)  # type: ignore[arg-type]
+    return Architecture(model=model, arguments=arguments, **used)  # type: ignore[arg-type]
 
 
 def _settings_beside(codes: Mapping[str, OwnCode]) -> tuple[str, ...]:

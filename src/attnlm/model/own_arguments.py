@@ -27,7 +27,7 @@ def code_arguments(code: OwnCode) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(code.load()).parameters
 
 
-def settings_of(code: OwnCode, kind: str) -> dict[str, Setting]:
+def defaults_of(code: OwnCode, kind: str) -> dict[str, Setting]:
     """Return the arguments of own code that are settings, with their defaults."""
     sizes = _SIZES.get(kind, _PART_SIZES)
     return {
@@ -72,7 +72,7 @@ def resolved_arguments(codes: Mapping[str, OwnCode], given: Settings) -> Setting
     """Return the value of each argument of own code: the given one, or the default."""
     values: Settings = {}
     for kind, code in codes.items():
-        for name, default in settings_of(code, kind).items():
+        for name, default in defaults_of(code, kind).items():
             values[name] = (
                 _in_type_of(default, given[name], name, code) if name in given else default
             )

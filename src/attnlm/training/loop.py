@@ -61,7 +61,7 @@ def fit(
     longer finite, a file can't be written, or another process has ended or does not answer. After a
     signal, saves the run if a step was made, then raises Interrupted.
     """
-    with keeping_random_state(state.device, run.config):
+    with keeping_random_state(state.device):
         schedule = Schedule(run.config, state, dataset.val_tokens, ends, processes)
         stepper = Stepper(state, run.config, dataset, processes, schedule)
 

@@ -17,7 +17,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from attnlm.base.own_code import OwnCode, OwnCodeError
 from attnlm.compute.device import Device
-from attnlm.config.settings import Config
+from attnlm.config.training import TrainingConfig
 from attnlm.model.inspection import are_close, draw_zeros, restoring
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.layers import drop_by
@@ -46,7 +46,7 @@ class Trial(NamedTuple):
 
 
 def try_own_code(
-    config: Config,
+    training: TrainingConfig,
     model: LanguageModel,
     device: Device,
     inputs: NDArray[np.int64],
@@ -57,16 +57,16 @@ def try_own_code(
     Other devices than the CPU have no replicas.
     """
     ids_BT = torch.from_numpy(inputs).to(device.torch)
-    name = config.spec.name
-    with keeping_random_state(device, config):
-        is_mixing = mixes_texts(config, model, ids_BT)
-        is_changing, is_recorded = _changes_state(config, model, ids_BT[:1])
-        is_fixed, is_mean = _try_loss(config, model.vocab_size, device, inputs, targets)
-        is_fixed = is_fixed and not is_changing and _may_be_copied(config, model, ids_BT[:1])
+    name = model.spec.name
+    with keeping_random_state(device):
+        is_mixing = mixes_texts(model, ids_BT)
+        is_changing, is_recorded = _changes_state(model, ids_BT[:1])
+        is_fixed, is_mean = _try_loss(training, model.vocab_size, device, inputs, targets)
+        is_fixed = is_fixed and not is_changing and _may_be_copied(model, ids_BT[:1])
     reasons = {
         f"the texts of a batch change each other in {name}": is_mixing,
         f"{name} changes its buffers or parameters itself": is_recorded,
-        f"the loss {config.training.loss} of a batch is not the mean of its parts": not is_mean,
+        f"the loss {training.loss} of a batch is not the mean of its parts": not is_mean,
     }
     return Trial(is_fixed, next((why for why, is_so in reasons.items() if is_so), ""))
 
@@ -79,7 +79,7 @@ def logits_of(model: LanguageModel, ids_BT: Tensor, is_training: bool) -> Tensor
         return model.train(is_training)(ids_BT).clone()  # type: ignore[no-any-return]
 
 
-def mixes_texts(config: Config, model: LanguageModel, ids_BT: Tensor) -> bool:
+def mixes_texts(model: LanguageModel, ids_BT: Tensor) -> bool:
     """Return True if the logits of a text depend on the other texts of its batch.
 
     Of a mode in which the model draws random numbers, nothing is known.
@@ -87,8 +87,8 @@ def mixes_texts(config: Config, model: LanguageModel, ids_BT: Tensor) -> bool:
     with contextlib.suppress(Exception):  # the first step raises it again
         for is_training in (True, False):
             compute = partial(logits_of, model, ids_BT, is_training)
-            together, is_fixed = _call_twice(compute, config)
-            seed_generators(0, config)
+            together, is_fixed = _call_twice(compute)
+            seed_generators(0)
             alone = logits_of(model, ids_BT[:1], is_training)
             is_known = is_fixed and bool(together.isfinite().all())
             if is_known and not are_close(alone, together[:1]):
@@ -96,7 +96,7 @@ def mixes_texts(config: Config, model: LanguageModel, ids_BT: Tensor) -> bool:
     return False
 
 
-def _changes_state(config: Config, model: LanguageModel, ids_BT: Tensor) -> tuple[bool, bool]:
+def _changes_state(model: LanguageModel, ids_BT: Tensor) -> tuple[bool, bool]:
     """Return True if the model changes a buffer, and True if it changes what a run records.
 
     That are some buffers, and parameters that change each time; a limit, as of clamp_, is kept the
@@ -104,7 +104,7 @@ def _changes_state(config: Config, model: LanguageModel, ids_BT: Tensor) -> tupl
     """
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     with contextlib.suppress(Exception), restoring(model):
-        seed_generators(0, config)
+        seed_generators(0)
         with torch.no_grad(), on_device_of(ids_BT):
             drop_by(model, ())
             model.eval()(ids_BT)
@@ -122,18 +122,18 @@ def _changes_state(config: Config, model: LanguageModel, ids_BT: Tensor) -> tupl
     return False, False  # the first step raises it again
 
 
-def _may_be_copied(config: Config, model: LanguageModel, ids_BT: Tensor) -> bool:
+def _may_be_copied(model: LanguageModel, ids_BT: Tensor) -> bool:
     """Return True if a copy computes the same: copies of parameters are without their hooks."""
     if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in model.parameters()):
         return False
     with contextlib.suppress(Exception):
         copy.deepcopy(model)
-        return _call_twice(partial(logits_of, model, ids_BT, True), config)[1]
+        return _call_twice(partial(logits_of, model, ids_BT, True))[1]
     return False
 
 
 def _try_loss(
-    config: Config,
+    training: TrainingConfig,
     vocab_size: int,
     device: Device,
     inputs: NDArray[np.int64],
@@ -144,9 +144,9 @@ def _try_loss(
     It is tried on drawn logits, since those of a new model may all be equal: on a batch and two
     halves, weighted by their counted targets. Of a loss that draws, halves tell nothing.
     """
-    if not isinstance(config.training.loss, OwnCode) or len(inputs) < 2:
+    if not isinstance(training.loss, OwnCode) or len(inputs) < 2:
         return True, True
-    own = batch_loss(config.training)
+    own = batch_loss(training)
     half = min(2, len(inputs) // 2)
     length = min(inputs.shape[1], max(1, _MOST_LOGITS // (2 * half * vocab_size)))
     ids_BT, targets_BT = (torch.from_numpy(x[: 2 * half, :length]) for x in (inputs, targets))
@@ -164,7 +164,7 @@ def _try_loss(
         return own(model, ids_BT, targets_BT).detach()
 
     try:
-        whole, is_fixed = _call_twice(loss_of, config)
+        whole, is_fixed = _call_twice(loss_of)
     except Exception:  # noqa: BLE001 - the first step raises it again
         return False, True
     mean = torch.zeros_like(whole)
@@ -172,16 +172,16 @@ def _try_loss(
         for rows in (slice(half), slice(half, None)):
             counted = (targets_BT[rows] >= 0).sum() / (targets_BT >= 0).sum()
             if counted:  # otherwise its loss may be 0 / 0, and training leaves it out
-                seed_generators(0, config)
+                seed_generators(0)
                 mean += counted.to(mean.device) * loss_of(rows)
     return is_fixed, not is_fixed or not _differs(whole, mean)
 
 
-def _call_twice(compute: Callable[[], Tensor], config: Config) -> tuple[Tensor, bool]:
+def _call_twice(compute: Callable[[], Tensor]) -> tuple[Tensor, bool]:
     """Return a result, and True if it depends on no seed, count or generator, and moves none."""
     results, is_fixed = [], True
     for seed in (1, 0):
-        seed_generators(seed, config)
+        seed_generators(seed)
         before = _generators()
         results.append(compute())
         is_fixed &= before == _generators()
@@ -201,7 +201,7 @@ def _differs(a: Tensor, b: Tensor) -> bool:
     return bool(a.isfinite().all()) and not is_near
 
 
-def find_leak(config: Config, model: LanguageModel, most: int) -> str:
+def find_leak(model: LanguageModel, most: int) -> str:
     """Return how later tokens change the logits of an earlier one; "" if none does.
 
     In random texts of the whole context, all tokens from one on are replaced: from each one or, in
@@ -213,7 +213,7 @@ def find_leak(config: Config, model: LanguageModel, most: int) -> str:
         return ""
     rows = max(1, min(16, most // 4, _MOST_TOKENS // T, _MOST_LOGITS // (T * model.vocab_size)))
     for seed in range(4):
-        if leak := _leak_in(config, model, most, is_training := seed > 1, seed, rows):
+        if leak := _leak_in(model, most, is_training := seed > 1, seed, rows):
             return f"{'in training, ' * is_training}{leak}"
     return ""
 
@@ -232,9 +232,7 @@ def _first_not_finite(model: LanguageModel, ids_BT: Tensor, is_training: bool) -
     return next((names[module] for module in found if module in names), "the model")
 
 
-def _leak_in(
-    config: Config, model: LanguageModel, most: int, is_training: bool, seed: int, rows: int
-) -> str:
+def _leak_in(model: LanguageModel, most: int, is_training: bool, seed: int, rows: int) -> str:
     """Return a leak in a random text, of which a batch has `rows` copies with other endings.
 
     Row by row, draws are the same for a batch of equal shape. A leak counts only if a text has it
@@ -262,12 +260,12 @@ def _leak_in(
                 )
             where = " in training" * is_training
             raise OwnCodeError(
-                f"{config.spec.name} {what}{where}: whether it sees later tokens is unknown", hint
+                f"{model.spec.name} {what}{where}: whether it sees later tokens is unknown", hint
             )
         return logits_BTV
 
     def compute(ids_BT: Tensor) -> Tensor:
-        seed_generators(seed, config)
+        seed_generators(seed)
         return logits_of(model, ids_BT, is_training)
 
     text_BT = torch.randint(V, (1, T), generator=generator).expand(rows, T)
@@ -282,7 +280,7 @@ def _leak_in(
         if change_BT.max() <= _LEAK * logits_BTV.abs().max():
             continue
         if rows > 1:
-            return _leak_in(config, model, most, is_training, seed, 1)
+            return _leak_in(model, most, is_training, seed, 1)
         repeated(changed_BT)
         return (
             f"the logits at token {int(change_BT.argmax()) + 1} change by "

@@ -10,33 +10,27 @@ import numpy as np
 import torch
 
 from attnlm.compute.device import Device
-from attnlm.config.settings import Config
 
 
 @contextlib.contextmanager
-def keeping_random_state(device: Device, config: Config) -> Iterator[None]:
-    """Restore the random state of the CPU, the device and all GPUs at the end of the context.
-
-    torch.manual_seed seeds the generators of all devices, whichever device the model is on. Own
-    code may draw from Python's and NumPy's generators, too.
-    """
+def keeping_random_state(device: Device) -> Iterator[None]:
+    """Restore the generators that `seed_generators` seeds at the end of the context."""
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     apple = torch.mps.get_rng_state() if device.name == "mps" else None
-    others = (random.getstate(), np.random.get_state()) if config.codes else None
+    python, numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(gpus):
         try:
             yield
         finally:
             if apple is not None:
                 torch.mps.set_rng_state(apple)
-            if others is not None:
-                random.setstate(others[0])
-                np.random.set_state(others[1])
+            random.setstate(python)
+            np.random.set_state(numpy)
 
 
-def seed_generators(seed: int, config: Config) -> None:
-    """Seed PyTorch's generators and, for own code, those of Python and NumPy."""
+def seed_generators(seed: int) -> None:
+    """Seed PyTorch's generators of all devices and, since own code may draw from them, those of
+    Python and NumPy."""
     torch.manual_seed(seed)
-    if config.codes:
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)

@@ -64,7 +64,7 @@ def check_recorded(config: Config, model: LanguageModel, device: Device) -> None
         return
     with (
         tempfile.TemporaryDirectory() as name,
-        keeping_random_state(device, config),
+        keeping_random_state(device),
         restoring(model),
     ):
         folder = Path(name)
@@ -113,7 +113,7 @@ def _numbers(model: LanguageModel, config: Config, device: Device) -> dict[str, 
     numbers = []
     for is_training in (False, True):
         model.train(is_training)
-        seed_generators(config.training.seed or 0, config)
+        seed_generators(config.training.seed or 0)
         state = torch.get_rng_state()
         with torch.set_grad_enabled(is_training), device.autocast(), on_device_of(inputs_BT):
             numbers.append(model(inputs_BT).detach())

@@ -60,8 +60,8 @@ def initial_state(config: Config, vocab_size: int, device: Device) -> TrainingSt
     """Return the state before the first step; the weights are drawn from the seed."""
     training = config.training
     assert training.seed is not None
-    with keeping_random_state(device, config):
-        seed_generators(training.seed, config)
+    with keeping_random_state(device):
+        seed_generators(training.seed)
         model = config.spec.build(vocab_size).to(device.torch)
         optimizer = Optimizer(model, training)
     return TrainingState(model=model, optimizer=optimizer, device=device)

@@ -130,7 +130,7 @@ class Stepper:
         trial = Trial(may_replicate=True)
         if config.codes:
             first = new_batches(config, dataset, TRIED_WINDOWS)(0)
-            trial = try_own_code(config, state.model, state.device, *first)
+            trial = try_own_code(training, state.model, state.device, *first)
         self._why_whole = trial.why_whole
         self._most_replicas = self._threads if trial.may_replicate and not self._why_whole else 1
         self.note = ""
@@ -217,7 +217,7 @@ class Stepper:
         if self._seeds_torch or generators:
             seeds = window_seeds(self._seed, self.state.step, self._first_row + begin, windows)
             if self._seeds_torch:
-                seed_generators(seeds[0], self._config)
+                seed_generators(seeds[0])
             for generator, seed in zip(generators, seeds, strict=False):
                 generator.manual_seed(seed)
         batch = self._on_device(inputs[rows]), self._on_device(targets[rows])

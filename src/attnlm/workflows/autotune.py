@@ -69,10 +69,11 @@ def complete_config(
         config = affordable_size(request, dataset, began, on_event)
         config = replace(config, spec=with_defaults(config.spec))
     model = config.spec.name
-    for key in config.dropped:
+    for key in request.ignored(config):
         on_event(Note(f"ignoring the recipe's {key}: it does not apply to this {model}"))
-    if config.recipe_tokenizer not in (None, dataset.tokenizer.name):
-        made_for = f"the recipe was made for `tokenizer` {config.recipe_tokenizer}"
+    tokenizer = request.sizes[0].get("tokenizer", dataset.tokenizer.name)
+    if tokenizer != dataset.tokenizer.name:
+        made_for = f"the recipe was made for `tokenizer` {tokenizer}"
         other = f"{dataset.name} was prepared with {dataset.tokenizer.name}"
         on_event(Note(f"{made_for}, but {other}"))
     config = _with_loss_on(config, dataset)
@@ -137,9 +138,9 @@ def _check_own_code(config: Config, dataset: Dataset, device: Device) -> None:
     """Raise AttnlmError if own code needs whole batches, and processes or memory forbid it."""
     processes = config.training.processes
     first = new_batches(config, dataset, TRIED_WINDOWS)(0)
-    with keeping_random_state(device, config):
+    with keeping_random_state(device):
         model = initial_state(config, dataset.vocab_size, device).model
-    why_whole = try_own_code(config, model, device, *first).why_whole
+    why_whole = try_own_code(config.training, model, device, *first).why_whole
     if not why_whole:
         return
     if processes > 1:
@@ -248,7 +249,7 @@ def time_step(
     seconds, and of one at least. Raises StepNotFiniteError.
     """
     config = config.with_training(steps=2**30, budget=None)
-    with keeping_random_state(device, config):
+    with keeping_random_state(device):
         use_precision(device)
         stepper = Stepper(initial_state(config, dataset.vocab_size, device), config, dataset)
         for _ in range(FIRST_CALLS if device.name == "cuda" else 1):

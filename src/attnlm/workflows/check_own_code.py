@@ -85,8 +85,8 @@ def check_required(config: Config, vocab_size: int, force: bool = False) -> str:
 def _check_causal(config: Config, model: LanguageModel) -> str:
     of_text = config.spec.costs(model.vocab_size).forward_flops * model.block_size
     most = max(8, int(_FLOP / (4 * max(of_text, 1))))  # in both modes, with two seeds
-    with keeping_random_state(_CPU, config):
-        leak = find_leak(config, model, most)
+    with keeping_random_state(_CPU):
+        leak = find_leak(model, most)
     if leak:
         raise NotCausalError(config.spec.name, leak)
     places = model.block_size - 1
@@ -163,8 +163,8 @@ def _findings(config: Config, vocab_size: int) -> Iterator[Finding]:
     yield from _check_loss(model, ids_BT)
     draw_zeros(model)
     yield _check_gradients(model, ids_BT)
-    with keeping_random_state(_CPU, config):
-        is_mixing = mixes_texts(config, model, ids_BT)
+    with keeping_random_state(_CPU):
+        is_mixing = mixes_texts(model, ids_BT)
     yield _check_contexts(model)
     apart = "compute each text by itself: no sum, mean or softmax over the first axis"
     text = f"texts of a batch {'' if is_mixing else 'do not '}change each other"

@@ -139,5 +139,5 @@ def _random_data(vocab_size: int, dataset: object, request: Request) -> Dataset:
             "name a data set, or use another recipe",
         )
     check_value(RunFacts, "vocab_size", vocab_size)
-    config = request.config
-    return random_dataset(vocab_size, config.spec.block_size, config.recipe_tokenizer)
+    tokenizer: Any = request.sizes[0].get("tokenizer")
+    return random_dataset(vocab_size, request.config.spec.block_size, tokenizer)
