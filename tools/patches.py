@@ -172,7 +172,7 @@ a loss in pieces keeps the gradient of the last one alone
 +d_lm_head_VC.copy_(linear(d_logits_mV.T, x_MC[rows].T)[:vocab_size])
 == model/architecture.py
 settings that a rung lacks are ignored
-if name not in (*preset.settings, => if False and name not in (*preset.settings,
+if name not in known: => if False:
 == model/recorder.py
 the wrong head is silenced
 layer, head = self._silenced => layer, head = self._silenced[0], 0

@@ -91,7 +91,9 @@ class CheckpointFacts:
     stale: int = limited(default=0, at_least=0)
     """the number of evaluations since the best one"""
     loss_sum: float = limited(default=0.0, at_least=-1e38, at_most=1e38)
-    """the sum of the training losses since the newest evaluation"""
+    """the sum of the losses of the counted steps"""
+    counted_steps: int = limited(default=0, at_least=0)
+    """the number of steps since the newest evaluation with a target that is not ignored"""
     progress: float = limited(default=0.0, at_least=0, at_most=1)
     """the fraction of its budget that a run with a budget has used"""
     sha256: str = ""

@@ -143,7 +143,7 @@ def _evaluate_and_save(
     """Evaluate the model, then write the metrics, the snapshot and the checkpoints."""
     state, training = stepper.state, run.config.training
     began = time.perf_counter()
-    loss_sum = stepper.read_loss_sum()  # waits for a GPU, before the clock is read
+    stepper.check()  # waits for a GPU, before the clock is read
     speed = round(schedule.tokens_per_second())
     if stepper.has_stepped and stepper.processes.is_main:
         schedule.evaluations += 1
@@ -157,8 +157,7 @@ def _evaluate_and_save(
     taken = None
     if stepper.processes.is_main:
         taken = take_snapshot(state.step, state.model, state.device)
-    new_steps = state.step - max(0, state.evaluated_step)
-    train_loss = loss_sum / new_steps if stepper.has_counted else None
+    train_loss = state.loss_sum / state.counted_steps if state.counted_steps else None
     accuracy = evaluation.accuracy if training.best_by == "accuracy" else None
     improved = state.record_evaluation(evaluation.loss, accuracy)
     stepper.reset_loss_sum()
@@ -244,7 +243,7 @@ def _save_when_stopped(run: Run, stepper: Stepper, seconds: float, error: BaseEx
         if stepper.stop.signum is not None:
             raise Interrupted(stepper.stop.signum) from None
     elif stepper.has_stepped and processes.is_main:
-        state.loss_sum = stepper.read_loss_sum()
+        stepper.check()
         with _writing(run, state):
             save_state(run, state)
             replace(run, stopped_after=round(seconds, 3)).save_config()

@@ -52,7 +52,7 @@ class TrainingState(CheckpointFacts):
         else:
             self.stale += 1
         self.evaluated_step = self.step
-        self.loss_sum = 0.0
+        self.loss_sum, self.counted_steps = 0.0, 0
         return improved
 
 

@@ -119,8 +119,6 @@ class Stepper:
         self.stop = StopSignal(alone=processes.count == 1)
         self.has_stepped = False
         """True once this object has made a step, which a signal must not lose."""
-        self.has_counted = state.loss_sum != 0
-        """True if a step since the newest evaluation had a target that is not ignored"""
         self._config = config
         self._schedule = schedule
         rows = training.batch_size // training.processes
@@ -289,40 +287,33 @@ class Stepper:
     def _add_loss(self, loss: Tensor, is_counted: bool) -> Tensor:
         """Add the loss of a step to the sum, and return it.
 
-        For a step without a counted target, it is the mean of the losses of other steps since the
-        newest evaluation; 0 before the first of them, which then counts for these steps too.
+        A step without a counted target has the mean of the losses so far; 0 before the first.
         """
-        before = self.state.step - max(0, self.state.evaluated_step)
-        if is_counted:
-            self._loss_sum += loss if self.has_counted else loss * (before + 1)
-            self.has_counted = True
-        elif self.has_counted:
-            loss = self._loss_sum / before
-            self._loss_sum += loss
+        if not is_counted:
+            return self._loss_sum / max(1, self.state.counted_steps)
+        self._loss_sum += loss
+        self.state.counted_steps += 1
         return loss
 
-    def _check(self, is_finite: bool, step: int) -> None:
-        """Raise StepNotFiniteError unless the numbers are still finite at this step."""
-        if not is_finite:
-            saved = self.state.saved_step
-            raise StepNotFiniteError(self._finite_step + 1, step, self.training, saved)
+    def check(self) -> None:
+        """Raise StepNotFiniteError unless losses, weights and the optimizer's state are finite.
+
+        Write the sum of losses since the newest evaluation to the state.
+        """
+        self.check_loss()
+        self._check(self.state.optimizer.is_finite(), self.state.step)
+        self.state.loss_sum = self._loss_sum.item()
+        self._finite_step = self.state.step
 
     def check_loss(self) -> None:
         """Raise StepNotFiniteError unless all losses since the newest evaluation are finite."""
         self._check(math.isfinite(self._loss_sum.item()), self.state.step)
 
-    def read_loss_sum(self) -> float:
-        """Return the sum of losses since the newest evaluation.
-
-        Raises StepNotFiniteError unless the sum, the weights and the optimizer's state are finite.
-        """
-        total = self._loss_sum.item()
-        is_finite = math.isfinite(total) and self.state.optimizer.is_finite()
-        self._check(is_finite, self.state.step)
-        self._finite_step = self.state.step
-        return total
+    def _check(self, is_finite: bool, step: int) -> None:
+        if not is_finite:
+            saved = self.state.saved_step
+            raise StepNotFiniteError(self._finite_step + 1, step, self.training, saved)
 
     def reset_loss_sum(self) -> None:
         """Set the sum of losses to 0 after an evaluation."""
         self._loss_sum.zero_()
-        self.has_counted = False
