@@ -126,12 +126,6 @@ def test_scores_of_the_users_take_effect(code: Path) -> None:
     assert_near(theirs(IDS_BT[:, :4]), theirs(IDS_BT)[:, :4])
 
 
-def test_a_rung_takes_another_width(code: Path) -> None:
-    built = build(code, attention="parts:Wide", **PART_SIZES, set={"times": 3})
-    assert built.head.in_features == 36  # type: ignore[union-attr]
-    assert built(IDS_BT).shape == (2, 9, V)
-
-
 @pytest.mark.parametrize("model", MODELS)
 def test_positions_can_be_left_out_of_each_model(code: Path, model: str) -> None:
     without = {"model": model, "positions": "none", **PART_SIZES}
@@ -167,7 +161,6 @@ WRONG_SETS = (*({"start": x} for x in WRONG_STARTS), {"name": 3}, {"a b": 1}, {"
         ),
         ({"mlp": "parts:Gate"}, "multi-head has no mlp that your own could"),
         ({"attention": "parts:Fused", "positions": "rotary"}, "rotary needs queries and keys"),
-        ({"attention": "parts:Wide", "model": "transformer", **PART_SIZES}, "24 features of 12"),
         ({"attention": "parts:Head", "set": {"strat": 1}}, "no argument 'strat'"),
         ({"attention": "parts:Head", "set": [1]}, "`set` must be a dictionary"),
         ({"model": "models:lecture", "heads": 2}, "`heads` does not apply to models.py:lecture"),
@@ -199,6 +192,7 @@ NO_LOGITS = ("x[:, :1]", "x.mean()", "None", "'logits'", "{}", "()")
     ("settings", "source", "says"),
     [
         (AS_PART, PART.format("x[:, :1]"), r"returns \(., 1, 12\), and the model needs \(., ., 12"),
+        (AS_PART, PART.format("x.repeat(1, 1, 2)"), r"returns \(., ., 24\), and .* \(., ., 12\)"),
         (AS_PART, PART.format("3"), "returns int, and the model needs"),
         (AS_PART, PART.format("None, x"), "returns NoneType, and the model needs"),
         (AS_PART, "def Mine(embed_dim, size): ...", "needs the argument size, which attnlm does"),

@@ -29,7 +29,7 @@ class Device:
 
     name: str
     dtype: str
-    reason: str
+    reason: str = ""
 
     @property
     def torch(self) -> torch.device:

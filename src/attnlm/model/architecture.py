@@ -231,13 +231,9 @@ class Architecture:
         # SwiGLU has three matrices. With width 8/3 C, they are as large as two of width 4C.
         return -(-8 * self.width // 3 // 8) * 8 if self.mlp == "swiglu" else 4 * self.width
 
-    @functools.cached_property
+    @property
     def lm_head_inputs(self) -> int:
         """Return the width of the blocks' output, which the LM head reads."""
-        if isinstance(self.attention, OwnCode):
-            from attnlm.model.own_modules import output_width
-
-            return output_width(self)
         joins = self.attention == "softmax" and not self.projection
         return self.heads * self.head_dim if joins else self.width
 

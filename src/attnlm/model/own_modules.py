@@ -15,15 +15,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from attnlm.base.errors import UsageError
 from attnlm.model.building import stored_buffers, uninitialised_model
 from attnlm.model.costs import Costs
 from attnlm.model.language_model import Caches, LanguageModel
 from attnlm.model.own_arguments import resolved_arguments
-from attnlm.model.own_parts import build_module, on_device_of, part_module, require_shape
+from attnlm.model.own_parts import build_module, on_device_of, require_shape
 
 if TYPE_CHECKING:
-    from attnlm.model.architecture import Architecture
     from attnlm.model.own_specs import OwnModel
     from attnlm.model.spec import ModelSpec, Shapes
 
@@ -81,27 +79,6 @@ class OwnLanguageModel(LanguageModel):
 
 
 # --- What running the code tells ------------------------------------------------------------------
-
-
-def output_width(a: Architecture) -> int:
-    """Return the number of features that the user's attention returns for each token.
-
-    It may differ from the embeddings' in a model of one layer. Raises UsageError for others.
-    """
-    code = a.codes["attention"]
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        module = part_module(a, "attention", 0).eval()
-        y = module(torch.zeros(1, min(2, a.block_size), a.width))
-    y = y[0] if isinstance(y, tuple) else y
-    width = y.size(-1) if isinstance(y, Tensor) and y.dim() else a.width
-    require_shape(code, y, (1, min(2, a.block_size), width))
-    if width != a.width and (a.residual or a.layers > 1 or a.mlp != "none"):
-        raise UsageError(
-            f"{code} makes {width} features of {a.width}, and the residual stream of {a.model} has "
-            f"{a.width}",
-            f"return {a.width} features, or use it in a model of one layer, such as multi-head",
-        )
-    return width
 
 
 def built_shapes(spec: ModelSpec, vocab_size: int) -> Shapes:

@@ -24,37 +24,33 @@ if TYPE_CHECKING:
 
 
 class OwnPart(nn.Module):
-    """A part of the user's: attention or MLP, (B, T, C) → (B, T, width), or scores.
+    """A part of the user's: attention or MLP, (B, T, C) → (B, T, C), or scores.
 
-    Scores, without a width, are queries and keys, (B, H, T, D) each → (B, H, T, T), before mask
-    and softmax.
+    Scores are queries and keys, (B, H, T, D) each → (B, H, T, T), before mask and softmax.
     """
 
-    def __init__(self, code: OwnCode, module: nn.Module, width: int | None) -> None:
+    def __init__(self, code: OwnCode, module: nn.Module, is_scores: bool) -> None:
         super().__init__()
         self.module = module
         self._code = code
-        self._width = width
+        self._is_scores = is_scores
 
     def forward(self, x: Tensor, *others: Any) -> Tensor:
         """Return the module's output, the first if it has several. `others` are keys or, for
         attention, rotation and cache, of which it knows nothing."""
-        keys = others[:1] if self._width is None else ()
+        inputs = (x, others[0]) if self._is_scores else (x,)
         with on_device_of(x):
-            y = self.module(x, *keys)
+            y = self.module(*inputs)
         y = y[0] if isinstance(y, tuple) else y
-        width: Any = keys[0].size(2) if keys else self._width
+        width = inputs[-1].size(2) if self._is_scores else x.size(-1)
         return require_shape(self._code, y, (*x.shape[:-1], width))
 
 
 def own_part(a: Architecture, kind: str, layer: int) -> OwnPart:
-    """Return a part of the user's for a layer: attention, scores or mlp."""
-    width = {"attention": a.lm_head_inputs, "mlp": a.width}.get(kind)
-    return OwnPart(a.codes[kind], part_module(a, kind, layer), width)
+    """Return a new part of the user's for a layer: attention, scores or mlp.
 
-
-def part_module(a: Architecture, kind: str, layer: int) -> nn.Module:
-    """Return a new module of the user's for a layer, and check that it takes what it will get."""
+    Raises UsageError if it does not take what it will get.
+    """
     code = a.codes[kind]
     sizes = {"embed_dim": a.width, "heads": a.heads, "block_size": a.block_size, "layer": layer}
     if kind == "scores":
@@ -68,7 +64,7 @@ def part_module(a: Architecture, kind: str, layer: int) -> nn.Module:
             f"{code} does not fit `{kind}`: forward({', '.join(inputs)}): {error}",
             "`scores` get query and key, `attention` and `mlp` get x: choose among them",
         ) from None
-    return module
+    return OwnPart(code, module, kind == "scores")
 
 
 def build_module(code: OwnCode, sizes: Mapping[str, Any], arguments: Settings) -> nn.Module:

@@ -52,19 +52,20 @@ def choose_form(
     drop_by(model, generators)
     training = config.training
     loss_of = batch_loss(training)
-    if training.compile == "native" and isinstance(model, Transformer) and is_as_built(model):
+    if training.compile == "native" and isinstance(model, Transformer):
         one_layer = None if training.loss else one_layer_form(model, windows, device)
         if one_layer is not None:
             return one_layer
         library = native_library()
-        if library is not None and has_native_blocks(model.spec):
+        if library is not None and has_native_blocks(model.spec) and is_as_built(model):
             model = with_native_blocks(model, library)
     elif training.compile == "torch":
         loss_of = _torch_compiled(loss_of)
 
+    is_own = bool(config.codes)
+
     def add_gradient(inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        own_device = on_device_of(inputs_BT) if config.codes else contextlib.nullcontext()
-        with device.autocast(), own_device:
+        with device.autocast(), on_device_of(inputs_BT) if is_own else contextlib.nullcontext():
             loss = loss_of(model, inputs_BT, targets_BT)
         loss = loss * (targets_BT >= 0).float().mean()
         loss.backward()

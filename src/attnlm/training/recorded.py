@@ -182,7 +182,7 @@ def _open_elsewhere(
     key = os.getpid(), _seed_of_other_orders(tuple(code.content() for code in config.codes))
     opener = _OPENERS.pop(key, None) or _start_opener(key[1])
     assert opener.stdin and opener.stdout
-    request = str(folder), vocab_size, (device.name, device.dtype, ""), torch.get_num_threads()
+    request = str(folder), vocab_size, (device.name, device.dtype), torch.get_num_threads()
     began, answer = time.perf_counter(), ""
     limit = threading.Timer(seconds, _end, [opener])
     limit.start()
@@ -261,7 +261,7 @@ def open_runs() -> None:
     os._exit(0)
 
 
-def _answer(path: str, vocab_size: int, about_device: tuple[str, str, str], threads: int) -> str:
+def _answer(path: str, vocab_size: int, about_device: tuple[str, str], threads: int) -> str:
     """Open the run in a folder; return how its numbers are others than those there, or ""."""
     device, folder = Device(*about_device), Path(path)
     torch.set_num_threads(threads)

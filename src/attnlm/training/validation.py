@@ -157,7 +157,7 @@ def _sum_losses(
     numbers: range,
 ) -> None:
     """Write the sums of the losses in the groups of these `numbers`, until a signal comes."""
-    device = Device(training.device, training.dtype, "")
+    device = Device(training.device, training.dtype)
     form = one_layer_form(model, at_once, device) if training.compile == "native" else None
     with without_gradients(model), device.autocast():
         for number in numbers:
