@@ -1,8 +1,7 @@
-"""An own loss whose batch may not be divided, or that draws: the machine chooses no result."""
+"""Own code whose batch may not be divided, or that draws: the machine chooses no result."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -24,62 +23,37 @@ from attnlm.workflows.autotune import autotune
 from tests import own_code
 from tests.models import contents
 
-HEAD = """import itertools
-import random
+HEAD = """import random
 
 import numpy as np
 import torch
 from torch.nn import functional as F
-
-counts = itertools.count()
-own = np.random.default_rng(1)
 
 def ce(l, t):
     return F.cross_entropy(l.mT, t, reduction="none")
 
 def loss(l, ids, t):
     """
-WHY = "the loss mine.py:loss of a batch is not the mean of its parts"
-MEAN, NO_MEAN, DRAWS = Trial(True), Trial(True, WHY), Trial(False)
+WHY = "the loss mine.py:loss gets the whole batch"
 LOSSES = {
-    "plain": ("return ce(l, t).mean()", MEAN),
-    "logits in place": ("return F.cross_entropy(l.mul_(2).mT, t)", MEAN),
-    "focal": ("return ((1 - (-ce(l, t)).exp()) ** 2 * ce(l, t)).mean()", MEAN),
-    "mean of answers": ("return F.cross_entropy(l.mT, t, ignore_index=-100)", MEAN),
-    "smoothed": ("return F.cross_entropy(l.mT, t, label_smoothing=0.1)", MEAN),
-    "penalty": ("return ce(l, t).mean() + 0.01 * l.square().mean()", MEAN),
+    "focal": "return ((1 - (-ce(l, t)).exp()) ** 2 * ce(l, t)).mean()",
     "gradient": (
-        "return ce(l, t).mean() + torch.autograd.grad(l.square().sum(), l)[0].square().mean()",
-        MEAN,
+        "return ce(l, t).mean() + torch.autograd.grad(l.square().sum(), l)[0].square().mean()"
     ),
-    "bfloat16": ("return F.cross_entropy(l.bfloat16().mT, t)", MEAN),
-    "by places": ("return (ce(l, t) * torch.linspace(0, 1, 12)).mean()", MEAN),
-    "weights": (
-        "return F.cross_entropy(l.mT, t, weight=torch.arange(1.0, l.size(-1) + 1))",
-        NO_MEAN,
-    ),
-    "sum": ("return F.cross_entropy(l.mT, t, reduction='sum')", NO_MEAN),
-    "squares": ("return ce(l, t).square().sum()", NO_MEAN),
-    "largest": ("return ce(l, t).mean(1).max()", NO_MEAN),
-    "flooding": ("return (F.cross_entropy(l.mT, t) - 0.1).abs() + 0.1", NO_MEAN),
-    "root": ("return ce(l, t).mean().sqrt()", NO_MEAN),
-    "spread": ("return ce(l, t).mean() + 0.01 * l.std(0).mean()", NO_MEAN),
-    "dropout": ("return F.cross_entropy(F.dropout(l, 0.3).mT, t)", DRAWS),
-    "torch": ("return ce(l, t).mean() * (1 + torch.rand(()))", DRAWS),
-    "random": ("return ce(l, t).mean() * (1 + random.random())", DRAWS),
-    "numpy": ("return ce(l, t).mean() * (1 + float(np.random.rand()))", DRAWS),
-    "rarely": ("return ce(l, t).mean() * (1 + (random.random() < 1e-9))", DRAWS),
-    "its own": ("return ce(l, t).mean() * (1 + own.random())", DRAWS),
-    "count": ("return ce(l, t).mean() / (1 + next(counts))", DRAWS),
-    "all windows": ("return (ce(l, t).mean(1) * torch.arange(4.0)).mean()", NO_MEAN),
-    "eight windows": ("return (ce(l, t).mean(1) * torch.arange(8.0)).mean()", DRAWS),
+    "weights": "return F.cross_entropy(l.mT, t, weight=torch.arange(1.0, l.size(-1) + 1))",
+    "sum": "return F.cross_entropy(l.mT, t, reduction='sum')",
+    "spread": "return ce(l, t).mean() + 0.01 * l.std(0).mean()",
+    "dropout": "return F.cross_entropy(F.dropout(l, 0.3).mT, t)",
+    "torch": "return ce(l, t).mean() * (1 + torch.rand(()))",
+    "random": "return ce(l, t).mean() * (1 + random.random())",
+    "numpy": "return ce(l, t).mean() * (1 + float(np.random.rand()))",
 }
 SEEDED = ("dropout", "torch", "random", "numpy")
 
 
 def _code(name: str, folder: Path) -> str:
     file = folder / "mine.py"
-    file.write_text(f"{HEAD}{LOSSES[name][0]}\n")
+    file.write_text(f"{HEAD}{LOSSES[name]}\n")
     return f"{file}:loss"
 
 
@@ -92,37 +66,13 @@ def _config(name: str, folder: Path, **settings: Any) -> Config:
 def _tried(config: Config, dataset: Dataset) -> Trial:
     device = choose_device("cpu")
     model = initial_state(config, dataset.vocab_size, device).model
-    return try_own_code(
-        config.training, model, device, *new_batches(config, dataset, TRIED_WINDOWS)(0)
-    )
-
-
-@pytest.mark.parametrize("name", LOSSES)
-@pytest.mark.parametrize("logits", [own_code_trial._MOST_LOGITS, 400])
-def test_a_trial_finds_losses_that_draw_or_are_no_mean(
-    name: str, logits: int, dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(own_code_trial, "_MOST_LOGITS", logits)
-    is_cut = logits == 400 and name == "by places"  # and so it raises an error
-    found = DRAWS if is_cut else LOSSES[name][1]
-    assert _tried(_config(name, tmp_path), dataset) == found
-
-
-def test_a_trial_weighs_halves_by_their_counted_targets(tmp_path: Path) -> None:
-    lines = [{"a": "a" * (1 + i % 7), "b": "b" * (1 + 5 * i % 9)} for i in range(99)]
-    (tmp_path / "asked.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    asked = attnlm.prepare(
-        tmp_path / "asked.jsonl", prompt_column="a", answer_column="b", data_dir=tmp_path / "data"
-    )
-    for name in ("mean of answers", "penalty"):
-        config = _config(name, tmp_path, loss_on="answers")
-        assert (not _tried(config, asked).why_whole) == (name == "mean of answers")
+    inputs, _ = new_batches(config, dataset, TRIED_WINDOWS)(0)
+    return try_own_code(model, config.training.loss, device, inputs)
 
 
 def test_a_trial_changes_no_generator(dataset: Dataset, tmp_path: Path) -> None:
-    config = _config("torch", tmp_path)
     before = own_code_trial._generators()
-    _tried(config, dataset)
+    assert _tried(_config("torch", tmp_path), dataset).why_whole == WHY
     assert own_code_trial._generators() == before
 
 
@@ -138,23 +88,16 @@ def _trained(name: str, dataset: Dataset, folder: Path, **settings: Any) -> tupl
 
 
 def _said(notes: list[str]) -> int:
-    return sum("mine.py:loss of a batch is not the mean of its parts" in note for note in notes)
+    return sum(WHY in note for note in notes)
 
 
-def test_a_loss_that_is_no_mean_is_computed_on_whole_batches(
-    dataset: Dataset, tmp_path: Path
-) -> None:
-    losses, notes = _trained("weights", dataset, tmp_path)
+@pytest.mark.parametrize("name", [name for name in LOSSES if name not in SEEDED])
+def test_a_loss_is_computed_on_whole_batches(name: str, dataset: Dataset, tmp_path: Path) -> None:
+    losses, notes = _trained(name, dataset, tmp_path)
     assert not _said(notes)  # nothing would have been divided
     for division in ({"threads": 2}, {"micro_batch_size": 1}):
-        again, notes = _trained("weights", dataset, tmp_path, **division)
+        again, notes = _trained(name, dataset, tmp_path, **division)
         assert again == losses and _said(notes) == 1
-
-
-def test_a_mean_is_divided_without_a_note(dataset: Dataset, tmp_path: Path) -> None:
-    losses, _ = _trained("focal", dataset, tmp_path)
-    divided, notes = _trained("focal", dataset, tmp_path, micro_batch_size=1)
-    assert divided == pytest.approx(losses, abs=1e-6) and divided != losses and not _said(notes)
 
 
 @pytest.mark.parametrize("name", SEEDED)
@@ -169,19 +112,18 @@ def test_a_seed_gives_one_result_with_any_number_of_threads(
 
 
 @pytest.mark.parametrize("count", [2, 4])
-def test_several_processes_may_not_divide_a_loss_that_is_no_mean(
+def test_several_processes_may_not_divide_the_batch_of_a_loss(
     count: int, dataset: Dataset, tmp_path: Path
 ) -> None:
-    autotune(_config("focal", tmp_path, processes=count), choose_device("cpu"), dataset)
     with pytest.raises(UsageError, match=f"`processes` {count} divide it"):
-        autotune(_config("root", tmp_path, processes=count), choose_device("cpu"), dataset)
+        autotune(_config("sum", tmp_path, processes=count), choose_device("cpu"), dataset)
 
 
 def test_a_run_whose_processes_are_refused_stays_as_it_is(dataset: Dataset, tmp_path: Path) -> None:
-    _trained("root", dataset, tmp_path)
+    _trained("sum", dataset, tmp_path)
     path = next((tmp_path / "checkpoints").glob("*/config.json")).parent
     before = contents(path)
-    with pytest.raises(UsageError, match="is not the mean of its parts") as caught:
+    with pytest.raises(UsageError, match=WHY) as caught:
         attnlm.train(resume=path, steps=8, processes=2, data_dir=dataset.path.parent)
     assert caught.value.hint == "use `processes` 1" and contents(path) == before
 
@@ -197,7 +139,7 @@ def test_whole_batches_that_do_not_fit_are_an_error_that_names_the_batch(
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(torch.Tensor, "backward", fail)
-    with pytest.raises(AttnlmError, match="is not the mean of its parts") as caught:
+    with pytest.raises(AttnlmError, match=WHY) as caught:
         stepper.step()
     assert caught.value.hint == "lower `batch_size` 40960"
     monkeypatch.setattr("attnlm.training.memory.machine_memory", lambda: 60 * 10**6)
@@ -247,8 +189,8 @@ def test_a_trial_of_a_model_finds_what_threads_may_not_share_and_changes_nothing
     device = choose_device("cpu")
     np.random.rand()
     models = [initial_state(config, dataset.vocab_size, device).model for _ in range(2)]
-    batch = new_batches(config, dataset, TRIED_WINDOWS)(0)
-    assert try_own_code(config.training, models[0], device, *batch).may_replicate == may_replicate
+    inputs, _ = new_batches(config, dataset, TRIED_WINDOWS)(0)
+    assert try_own_code(models[0], None, device, inputs).may_replicate == may_replicate
     states = [model.state_dict() for model in models]
     assert states[0].keys() == states[1].keys()
     assert all(value.equal(states[1][key]) for key, value in states[0].items())

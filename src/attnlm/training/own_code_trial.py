@@ -7,7 +7,7 @@ import copy
 import random
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,14 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from attnlm.base.own_code import OwnCode, OwnCodeError
+from attnlm.base.own_code import OwnCodeError
 from attnlm.compute.device import Device
-from attnlm.config.training import TrainingConfig
 from attnlm.model.inspection import are_close, draw_zeros, restoring
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.layers import drop_by
 from attnlm.model.own_parts import on_device_of
-from attnlm.training.forms import batch_loss
 from attnlm.training.random_state import keeping_random_state, seed_generators
 
 TRIED_WINDOWS = slice(4)
@@ -46,29 +44,25 @@ class Trial(NamedTuple):
 
 
 def try_own_code(
-    training: TrainingConfig,
-    model: LanguageModel,
-    device: Device,
-    inputs: NDArray[np.int64],
-    targets: NDArray[np.int64],
+    model: LanguageModel, loss: str | None, device: Device, inputs: NDArray[np.int64]
 ) -> Trial:
-    """Try own code with some windows, (windows, T) each. The model and all generators stay.
+    """Try own code with some windows, (windows, T). The model and all generators stay.
 
-    Other devices than the CPU have no replicas.
+    Nothing is known of a `loss` of the user's own, which gets whole batches. Other devices than the
+    CPU have no replicas.
     """
     ids_BT = torch.from_numpy(inputs).to(device.torch)
     name = model.spec.name
     with keeping_random_state(device):
         is_mixing = mixes_texts(model, ids_BT)
         is_changing, is_recorded = _changes_state(model, ids_BT[:1])
-        is_fixed, is_mean = _try_loss(training, model.vocab_size, device, inputs, targets)
-        is_fixed = is_fixed and not is_changing and _may_be_copied(model, ids_BT[:1])
+        may_replicate = not is_changing and _may_be_copied(model, ids_BT[:1])
     reasons = {
         f"the texts of a batch change each other in {name}": is_mixing,
         f"{name} changes its buffers or parameters itself": is_recorded,
-        f"the loss {training.loss} of a batch is not the mean of its parts": not is_mean,
+        f"the loss {loss} gets the whole batch": loss is not None,
     }
-    return Trial(is_fixed, next((why for why, is_so in reasons.items() if is_so), ""))
+    return Trial(may_replicate, next((why for why, is_so in reasons.items() if is_so), ""))
 
 
 def logits_of(model: LanguageModel, ids_BT: Tensor, is_training: bool) -> Tensor:
@@ -130,51 +124,6 @@ def _may_be_copied(model: LanguageModel, ids_BT: Tensor) -> bool:
         copy.deepcopy(model)
         return _call_twice(partial(logits_of, model, ids_BT, True))[1]
     return False
-
-
-def _try_loss(
-    training: TrainingConfig,
-    vocab_size: int,
-    device: Device,
-    inputs: NDArray[np.int64],
-    targets: NDArray[np.int64],
-) -> tuple[bool, bool]:
-    """Return True if an own loss draws no random numbers, and True if it is the mean of its parts.
-
-    It is tried on drawn logits, since those of a new model may all be equal: on a batch and two
-    halves, weighted by their counted targets. Of a loss that draws, halves tell nothing.
-    """
-    if not isinstance(training.loss, OwnCode) or len(inputs) < 2:
-        return True, True
-    own = batch_loss(training)
-    half = min(2, len(inputs) // 2)
-    length = min(inputs.shape[1], max(1, _MOST_LOGITS // (2 * half * vocab_size)))
-    ids_BT, targets_BT = (torch.from_numpy(x[: 2 * half, :length]) for x in (inputs, targets))
-    logits_BTV = torch.randn(*ids_BT.shape, vocab_size, generator=torch.Generator())
-    # A low loss in one half and a high one in the other find bends, such as (loss - b).abs() + b.
-    logits_BTV[:half].scatter_add_(
-        2, targets_BT[:half, :, None].clamp(min=0), torch.full((half, length, 1), 10.0)
-    )
-    batch = [x.to(device.torch) for x in (logits_BTV, ids_BT, targets_BT)]
-    batch[0].requires_grad_()
-
-    def loss_of(rows: slice = slice(None)) -> Tensor:
-        logits_BTV, ids_BT, targets_BT = (x[rows].clone() for x in batch)
-        model: Any = lambda _: logits_BTV  # noqa: E731
-        return own(model, ids_BT, targets_BT).detach()
-
-    try:
-        whole, is_fixed = _call_twice(loss_of)
-    except Exception:  # noqa: BLE001 - the first step raises it again
-        return False, True
-    mean = torch.zeros_like(whole)
-    with contextlib.suppress(Exception):  # it needs the whole batch
-        for rows in (slice(half), slice(half, None)):
-            counted = (targets_BT[rows] >= 0).sum() / (targets_BT >= 0).sum()
-            if counted:  # otherwise its loss may be 0 / 0, and training leaves it out
-                seed_generators(0)
-                mean += counted.to(mean.device) * loss_of(rows)
-    return is_fixed, not is_fixed or not _differs(whole, mean)
 
 
 def _call_twice(compute: Callable[[], Tensor]) -> tuple[Tensor, bool]:

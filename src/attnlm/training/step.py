@@ -127,8 +127,8 @@ class Stepper:
         self._seed = self.batches.seed
         trial = Trial(may_replicate=True)
         if config.codes:
-            first = new_batches(config, dataset, TRIED_WINDOWS)(0)
-            trial = try_own_code(training, state.model, state.device, *first)
+            inputs, _ = new_batches(config, dataset, TRIED_WINDOWS)(0)
+            trial = try_own_code(state.model, training.loss, state.device, inputs)
         self._why_whole = trial.why_whole
         self._most_replicas = self._threads if trial.may_replicate and not self._why_whole else 1
         self.note = ""

@@ -137,10 +137,10 @@ def autotune(
 def _check_own_code(config: Config, dataset: Dataset, device: Device) -> None:
     """Raise AttnlmError if own code needs whole batches, and processes or memory forbid it."""
     processes = config.training.processes
-    first = new_batches(config, dataset, TRIED_WINDOWS)(0)
+    inputs, _ = new_batches(config, dataset, TRIED_WINDOWS)(0)
     with keeping_random_state(device):
         model = initial_state(config, dataset.vocab_size, device).model
-    why_whole = try_own_code(config.training, model, device, *first).why_whole
+    why_whole = try_own_code(model, config.training.loss, device, inputs).why_whole
     if not why_whole:
         return
     if processes > 1:
