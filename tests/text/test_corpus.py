@@ -6,6 +6,7 @@ Each test is in an empty folder. What is not found is in errors.toml.
 from __future__ import annotations
 
 import codecs
+import contextlib
 import gzip
 import hashlib
 import io
@@ -23,6 +24,7 @@ from hypothesis import strategies as st
 from attnlm import AttnlmError, Note, UsageError, prepare
 from attnlm.base.events import OnEvent, ignore
 from attnlm.base.folders import is_safe_name
+from attnlm.data import spool
 from attnlm.data.spool import _write_spool
 from attnlm.text import corpus, record_files
 from attnlm.text.corpus import Corpus, get_corpus, safe_name
@@ -30,6 +32,12 @@ from attnlm.text.text_files import BLOCK, END
 from tests.web_server import WebServer, body
 
 SPOOL = Path("../spool")
+MARKS = (
+    (codecs.BOM_UTF16_LE, 16, "le"),
+    (codecs.BOM_UTF16_BE, 16, "be"),
+    (codecs.BOM_UTF32_LE, 32, "le"),
+    (codecs.BOM_UTF32_BE, 32, "be"),
+)
 PLAY = b"First Citizen:\nBefore we proceed any further, hear me speak.\n"
 
 
@@ -80,8 +88,12 @@ def notes(events: list[object]) -> list[str]:
         (b"a\r\nb\rc\n", "utf-8", "a\r\nb\rc\n"),
         (codecs.BOM_UTF8 + "é".encode(), "utf-8", "é"),
         ("a\ufeffb".encode(), "utf-8", "a\ufeffb"),
-        ("né".encode("utf-16"), "utf-16", "né"),
-        (codecs.BOM_UTF16_BE + "né".encode("utf-16-be"), "utf-16", "né"),
+        *(
+            (mark + "né".encode(f"utf-{width}-{end}"), encoding, "né")
+            for mark, width, end in MARKS
+            for encoding in ("utf-8", f"utf-{width}")
+        ),
+        (codecs.BOM_UTF16_LE, "latin-1", "ÿþ"),
         (b"n\xe9", "latin-1", "né"),
         ("日本".encode("shift_jis"), "shift_jis", "日本"),
         (b"abc\0d", "utf-8", "abc\0d"),
@@ -152,11 +164,77 @@ def test_stdin_and_pipes_contain_records_if_a_column_is_given() -> None:
         text("-", lines, "c")
 
 
-def test_a_record_is_read_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_files, "_LONGEST_LINE", 14)
-    Path("a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "x"}\n{"text": "xy"}\n'))
-    with pytest.raises(AttnlmError, match=r"line 2 of a\.jsonl\.gz is longer than 14 bytes"):
-        text_of(corpus_of("a.jsonl.gz"))
+RECORD = '{"text": "x", "b": [1, "], ["]}'
+ARRAYS = [
+    *((f"[{start}{RECORD}{mark}{RECORD}{end}]", 2, "") for start in ("", "\n ")
+      for mark in (",", " ,\n") for end in ("", "\n ")),
+    ("\n\n[ ]\n", 0, ""),
+    (f"[{RECORD} {RECORD}]", 1, "record 2 of stdin is not valid JSON: Expecting ','"),
+    (f"[{RECORD},]", 1, "record 2 of stdin is not valid JSON: Expecting value"),
+    (f"[{RECORD}, {RECORD[:-1]}", 1, "record 2 of stdin is not valid JSON: Expecting ','"),
+    (f"[{RECORD}] {{}}", 1, "record 2 of stdin is not valid JSON"),
+    ("[" * 10**5, 0, "record 1 of stdin is not valid JSON"),
+    ('["x"]', 0, "record 1 of stdin is of type str"),
+    (f"[{RECORD}, {{\"text\": \"\udcff\"}}]", 1, "record 2 of stdin: .* half a surrogate pair"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("block", [4, 7, 999])
+@pytest.mark.parametrize(("array", "count", "says"), ARRAYS, ids=range(len(ARRAYS)))
+def test_an_array_is_read_record_by_record(
+    array: str, count: int, says: str, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record_files, "BLOCK", block)
+    stdin = io.BytesIO(codecs.BOM_UTF8 + array.encode(errors="surrogateescape"))
+    texts = corpus_of("-", column="text", stdin=stdin)
+    found: list[str] = []
+    with pytest.raises(AttnlmError, match=says) if says else contextlib.nullcontext():
+        found += texts.texts(texts.files[0])
+    assert found == ["x" + END] * count
+
+
+class Endless(io.RawIOBase):
+    """A stream that repeats bytes behind its first ones, and counts what was read."""
+
+    def __init__(self, first: bytes, more: bytes) -> None:
+        self._left, self._more, self.size = first, more, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, into: Any) -> int:
+        while len(self._left) < len(into):
+            self._left += self._more * 999
+        size = len(into)
+        into[:], self._left = self._left[:size], self._left[size:]
+        self.size += size
+        return size
+
+
+@pytest.mark.parametrize(
+    ("first", "more", "says"),
+    [
+        (b"[\n", b'{"text": "abcd"},\n', "stdin has more than 9,000 bytes"),
+        (b"[", b'{"text": "abcd"},', "stdin has more than 9,000 bytes"),
+        (b"", b'{"text": "abcd"}\n', "stdin has more than 9,000 bytes"),
+        (b"text\n", b"abcd\n", "stdin has more than 9,000 bytes"),
+        (b'[{"text": "', b"abcd", "record 1 of stdin is longer than 20,000 characters, or not"),
+        (b'{"text": "', b"abcd", "line 1 of stdin is longer than 20,000 bytes"),
+        (b"", b"\0", "line 1 of stdin is longer than 20,000 bytes"),
+        (b'text\n"', b"abcd\n", "stdin is not valid CSV: field larger than field limit"),
+    ],
+)
+def test_records_without_an_end_end_at_a_limit(
+    first: bytes, more: bytes, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record_files, "_LONGEST", 20_000)
+    for module in (record_files, spool):
+        monkeypatch.setattr(module, "BLOCK", 1000)
+    raw = Endless(first, more)
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BufferedReader(raw, 1000)))
+    with pytest.raises(AttnlmError, match=says):
+        prepare("-", column="text", max_bytes=9000)
+    assert raw.size < 100_000
 
 
 # --- Folders and several sources ------------------------------------------------------------------

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import codecs
-import contextlib
 import csv
-import io
 import itertools
 import json
 import logging
@@ -19,6 +17,7 @@ from attnlm.base.formatting import listed
 from attnlm.base.suggestions import suggestion
 from attnlm.text.text_files import (
     ANSWER_END,
+    BLOCK,
     RECORDS,
     TURN,
     NotTextError,
@@ -27,7 +26,7 @@ from attnlm.text.text_files import (
     record_suffix,
 )
 
-_LONGEST_LINE = 2**26  # bytes
+_LONGEST = 2**26  # bytes of a line, characters of a value
 _ONE_RECORD = 'each line must be one record in UTF-8, such as {"text": "…"}, or all in one array'
 HUB_PREFIX = "hf:"
 HUB_SYNTAX = "hf:OWNER/NAME, then if needed @REVISION, /CONFIG and :SPLIT"
@@ -105,30 +104,62 @@ def require_text(value: object, column: str, where: str) -> str:
 def _text_records(file: TextFile) -> Rows:
     """Yield the records of a file of JSON or of a table, or of a stream that begins like JSON, or
     else is a table."""
-    with file.open() as opened, contextlib.ExitStack() as ending:
-        is_table = file.format == ".csv"
-        if file.stream is not None:
-            opened = peeked = io.BufferedReader(opened)  # type: ignore[type-var]
-            ending.callback(peeked.detach)  # or stdin would be closed
-            is_table = peeked.peek().lstrip(codecs.BOM_UTF8 + b" \t\r\n")[:1] not in b"{["
-        yield from (_csv_records if is_table else _json_records)(opened, file.shown)
+    with file.open() as opened:
+        blank = 0
+        while (begin := opened.readline(BLOCK).removeprefix(codecs.BOM_UTF8)).isspace():
+            blank += 1
+        sign = begin.lstrip()[:1]
+        lines = _lines(opened, begin, blank, file.shown)
+        if file.format == ".csv" if file.stream is None else sign not in (b"{", b"["):
+            yield from _csv_records(lines, file.shown)
+        elif sign == b"[":
+            yield from _array_records(opened, begin.lstrip()[1:], file.shown)
+        else:
+            for place, line in lines:
+                if not line.isspace():
+                    yield place, _parsed(line, f"{place} of {file.shown}")
 
 
-def _json_records(file: BinaryIO, shown: str) -> Rows:
-    """Yield the values of a file, one in each line or all in one array."""
-    is_first = True
-    for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE + 1), b""), 1):
-        if len(line) > _LONGEST_LINE:
-            message = f"line {number:,} of {shown} is longer than {_LONGEST_LINE:,} bytes"
+def _lines(file: BinaryIO, line: bytes, number: int, shown: str) -> Iterator[tuple[str, bytes]]:
+    """Yield the lines of a file, each after its name: the next one begins with `line`, and `number`
+    lines are before it. Raises AttnlmError for a long one, as a stream may have no line ends."""
+    while line or (line := file.readline(BLOCK)):
+        while not line.endswith(b"\n") and (more := file.readline(max(BLOCK, len(line)))):
+            if len(line := line + more) > _LONGEST:
+                break
+        number += 1
+        if len(line) > _LONGEST:
+            message = f"line {number:,} of {shown} is longer than {_LONGEST:,} bytes"
             raise AttnlmError(message, "split it into shorter records")
-        if line.isspace():
-            continue
-        if is_first and line.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
-            array = _parsed(line + file.read(), shown)
-            yield from ((f"record {n:,}", record) for n, record in enumerate(array, 1))
-            return
-        is_first = False
-        yield f"line {number:,}", _parsed(line, f"line {number:,} of {shown}")
+        yield f"line {number:,}", line
+        line = b""
+
+
+def _array_records(file: BinaryIO, chunk: bytes, shown: str) -> Rows:
+    """Yield the values of an array, which begins with `chunk`, each as soon as it is read."""
+    parse = json.JSONDecoder().raw_decode
+    # What is not UTF-8 becomes halves of surrogate pairs, which no text of a record may have.
+    decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+    text, number = decoder.decode(chunk), 0
+    while True:
+        place, reason = 0, "Expecting ',' delimiter"
+        try:
+            while between := re.compile(r"\s*,\s*" if number else r"\s*").match(text, place):
+                record, place = parse(text, between.end())
+                number += 1
+                yield f"record {number:,}", record
+        except (ValueError, RecursionError) as error:
+            reason = getattr(error, "msg", str(error))
+        text = text[place:]
+        # The size of a read doubles, so that a long record is not parsed often.
+        chunk = file.read(max(BLOCK, len(text))) if len(text) <= _LONGEST else b""
+        if not chunk:
+            break
+        text += decoder.decode(chunk)
+    if text.strip() != "]":
+        longer = f"longer than {_LONGEST:,} characters, or " if len(text) > _LONGEST else ""
+        message = f"record {number + 1:,} of {shown} is {longer}not valid JSON: {reason}"
+        raise AttnlmError(message, _ONE_RECORD)
 
 
 def _parsed(content: bytes, where: str) -> Any:
@@ -140,19 +171,25 @@ def _parsed(content: bytes, where: str) -> Any:
         raise AttnlmError(f"{where} is not valid JSON: {reason}", _ONE_RECORD) from None
 
 
-def _csv_records(file: BinaryIO, shown: str) -> Rows:
+def _csv_records(lines: Iterator[tuple[str, bytes]], shown: str) -> Rows:
     """Yield the rows of a table, whose first row has the names of the columns."""
-    csv.field_size_limit(2**31 - 1)
-    text = io.TextIOWrapper(file, "utf-8-sig", newline="")
-    rows = csv.DictReader(text, strict=True)
+    csv.field_size_limit(_LONGEST)
+    place = "line 1"
+
+    def decoded() -> Iterator[str]:
+        nonlocal place
+        for place, line in lines:  # noqa: B007 - for errors
+            yield line.decode()
+
     try:
-        for row in rows:
-            yield f"line {rows.line_num:,}", row
+        for row in csv.DictReader(decoded(), strict=True):
+            if None in row:
+                message = f"{place} of {shown} has more values than the table has columns"
+                raise AttnlmError(message, "put values with commas between quotes")
+            yield place, row
     except (csv.Error, UnicodeDecodeError) as error:
-        message = f"line {rows.line_num + 1:,} of {shown} is not valid CSV: {first_line(error)}"
+        message = f"{place} of {shown} is not valid CSV: {first_line(error)}"
         raise AttnlmError(message, "it needs UTF-8, with columns between commas") from None
-    finally:
-        text.detach()
 
 
 def _parquet_records(file: TextFile, columns: Sequence[str]) -> Rows:

@@ -25,6 +25,12 @@ ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"  
 # The number of bytes in a read, and the most characters in a block of text. All that is computed
 # from such a block, up to its token ids, fits into a processor's cache.
 BLOCK = 2**18
+_MARKED = {
+    codecs.BOM_UTF32_LE: "utf-32",  # begins like that of UTF-16
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
 END, TURN, ANSWER_END = "\udcff", "\udcfe", "\udcfd"
 """Marks in a text: the end of a document; in a question with its answer, the place where the answer
 or the next question begins; and the end of an answer. They are the bytes 0xFF, 0xFE and 0xFD, which
@@ -134,16 +140,19 @@ class TextFile:
                 ) from None
 
     def blocks(self) -> Iterator[str]:
-        """Yield the text in blocks, without a byte order mark.
+        """Yield the text in blocks, without a byte order mark, which decides instead of UTF-8.
 
         Raises NotTextError, with the byte offset, for bytes that are no text in the encoding.
         """
-        decoder = codecs.getincrementaldecoder(self.encoding)()
         read = 0
         is_first = True
         with self.open() as file:
+            chunk, encoding = file.read(max(BLOCK, 4)), self.encoding
+            if encoding == "utf-8":
+                marked = (name for mark, name in _MARKED.items() if chunk.startswith(mark))
+                encoding = next(marked, encoding)
+            decoder = codecs.getincrementaldecoder(encoding)()
             while True:
-                chunk = file.read(BLOCK)
                 read += len(chunk)
                 try:
                     text = decoder.decode(chunk, final=not chunk)
@@ -155,7 +164,7 @@ class TextFile:
                         # The decoder's bytes end where `chunk` ends, and may start before it.
                         place = f"byte {read - len(error.object) + error.start}"
                     raise NotTextError(
-                        f"{self.shown} is not valid {self.encoding} at {place}",
+                        f"{self.shown} is not valid {encoding} at {place}",
                         "convert it, or name its `encoding`, such as utf-16, cp1252 or shift_jis",
                         place,
                     ) from error
@@ -165,6 +174,7 @@ class TextFile:
                 yield text
                 if not chunk:
                     return
+                chunk = file.read(BLOCK)
 
 
 def files_in(path: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
