@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import attnlm
-from attnlm import AttnlmError, UsageError, open_dataset, prepare
+from attnlm import AttnlmError, open_dataset, prepare
 from tests.kit import command, quick_run
 
 IDS = np.random.default_rng(0).integers(0, 300, 5000)
@@ -34,14 +34,11 @@ def test_a_file_of_ids_is_copied_and_divided(source: str, options: dict[str, Any
     assert dataset.name == f"{Path(source).stem}-ids" and dataset.val_bytes == 0
 
 
-def test_numbers_of_any_kind_are_stored_in_the_width_that_they_need() -> None:
+def test_numbers_of_any_kind_and_a_second_file_are_read() -> None:
     np.save("big.npy", IDS.astype(">i8")[:, None][:, 0] + 70_000)
     dataset = prepare("big.npy", vocab_size=70_300)
     assert dataset.dtype == "uint32"
     assert np.array_equal(dataset.train, IDS[:4500] + 70_000)
-
-
-def test_a_second_file_is_for_validation() -> None:
     np.save("val.npy", IDS[:100])
     dataset = prepare("ids.npy", vocab_size=300, val_file="val.npy")
     assert dataset.train_tokens == 5000 and np.array_equal(dataset.val, IDS[:100])
@@ -58,6 +55,8 @@ def test_the_loss_of_bigrams_is_that_of_counted_pairs(monkeypatch: pytest.Monkey
     log_p = np.log(counts / counts.sum(1, keepdims=True))
     assert dataset.bigram_loss == pytest.approx(-log_p[small[4500:-1], small[4501:]].mean())
     assert np.array_equal(dataset.train, small[:4500])
+    np.save("constant.npy", np.zeros(50, int))
+    assert str(prepare("constant.npy", vocab_size=1).bigram_loss) == "0.0"  # not -0.0
 
 
 def test_ids_are_written_as_numbers() -> None:
@@ -102,34 +101,11 @@ def test_what_is_no_list_of_ids_is_refused_by_name(name: str, content: bytes, me
     assert not any(Path("data").iterdir())
 
 
-@pytest.mark.parametrize(
-    ("source", "options", "message"),
-    [
-        ("ids.npy", {}, "needs `vocab_size`"),
-        ("cats.txt", {"vocab_size": 300}, "needs a file of ids"),
-        ("ids.npy", {"vocab_size": 300, "tokenizer": "byte"}, "`tokenizer` does not apply"),
-        ("ids.npy", {"vocab_size": 300, "encoding": "latin-1"}, "`encoding` does not apply"),
-        (["ids.npy", "ids.bin"], {"vocab_size": 300}, "needs a file of ids"),
-        ("ids.txt", {"dtype": "uint32"}, "`dtype` does not apply to a text"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(
-    source: Any, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(UsageError, match=message):
-        prepare(source, **options)
-
-
 @pytest.mark.parametrize("name", ["nope.bin", "nope.npy"])
 def test_a_missing_file_of_ids_cannot_be_read(name: str) -> None:
     for source, val_file in ((name, None), ("ids.npy", name)):
         with pytest.raises(AttnlmError, match=f"cannot read {name}: No such file or directory"):
             prepare(source, vocab_size=300, val_file=val_file)
-
-
-def test_a_loss_of_bigrams_needs_pairs() -> None:
-    np.save("constant.npy", np.zeros(50, int))
-    assert str(prepare("constant.npy", vocab_size=1).bigram_loss) == "0.0"  # not -0.0
 
 
 def test_a_run_on_ids_is_a_run_without_bits_per_byte(tmp_path: Path) -> None:

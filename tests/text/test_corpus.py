@@ -26,18 +26,12 @@ from attnlm.base.events import OnEvent, ignore
 from attnlm.base.folders import is_safe_name
 from attnlm.data import spool
 from attnlm.data.spool import _write_spool
-from attnlm.text import corpus, record_files
+from attnlm.text import corpus, record_files, text_files
 from attnlm.text.corpus import Corpus, get_corpus, safe_name
 from attnlm.text.text_files import BLOCK, END
 from tests.web_server import WebServer, body
 
 SPOOL = Path("../spool")
-MARKS = (
-    (codecs.BOM_UTF16_LE, 16, "le"),
-    (codecs.BOM_UTF16_BE, 16, "be"),
-    (codecs.BOM_UTF32_LE, 32, "le"),
-    (codecs.BOM_UTF32_BE, 32, "be"),
-)
 PLAY = b"First Citizen:\nBefore we proceed any further, hear me speak.\n"
 
 
@@ -82,40 +76,57 @@ def notes(events: list[object]) -> list[str]:
     return [event.text for event in events if isinstance(event, Note)]
 
 
+UTF8, UTF16 = codecs.BOM_UTF8, "né".encode("utf-16")
+TALES = "Once upon a time.\n"
+JSON, CSV = b'{\n "name": 1\n}', b"word,size\ncat,3\n"
+
+
 @pytest.mark.parametrize(
-    ("content", "encoding", "text"),
+    ("files", "source", "options", "text"),
     [
-        (b"a\r\nb\rc\n", "utf-8", "a\r\nb\rc\n"),
-        (codecs.BOM_UTF8 + "é".encode(), "utf-8", "é"),
-        ("a\ufeffb".encode(), "utf-8", "a\ufeffb"),
         *(
-            (mark + "né".encode(f"utf-{width}-{end}"), encoding, "né")
-            for mark, width, end in MARKS
-            for encoding in ("utf-8", f"utf-{width}")
-        ),
-        (codecs.BOM_UTF16_LE, "latin-1", "ÿþ"),
-        (b"n\xe9", "latin-1", "né"),
-        ("日本".encode("shift_jis"), "shift_jis", "日本"),
-        (b"abc\0d", "utf-8", "abc\0d"),
-        (codecs.BOM_UTF8, "utf-8", ""),
-        (b"", "utf-8", ""),
+            ({"a": content}, "a", {"encoding": encoding}, text)
+            for content, encoding, text in [
+                (b"a\r\nb\rc\n", "utf-8", "a\r\nb\rc\n"),
+                (UTF8 + "é".encode(), "utf-8", "é"),
+                ("a\ufeffb".encode(), "utf-8", "a\ufeffb"),
+                *((codecs.lookup(f"utf-{end}").encode("\ufeffné")[0], encoding, "né")
+                  for end in ("16-le", "16-be", "32-le", "32-be")
+                  for encoding in ("utf-8", f"utf-{end[:2]}")),
+                (codecs.BOM_UTF16_LE, "latin-1", "ÿþ"),
+                (b"n\xe9", "latin-1", "né"),
+                ("日本".encode("shift_jis"), "shift_jis", "日本"),
+                (b"abc\0d", "utf-8", "abc\0d"),
+                (UTF8, "utf-8", ""),
+                (b"", "utf-8", ""),
+            ]
+        ),  # Files are decoded one by one.
+        ({"f/a": UTF16, "f/b": UTF16}, "f", {"encoding": "UTF16"}, "né|né|"),
+        ({"f/a": UTF16, "f/b": UTF8 + b"x", "f/c": b"x"}, "f", {}, "né|x|x|"),
+        ({"f/a": b"a\r", "f/b": b"\nb"}, "f", {}, "a\r|\nb|"),
+        # Files do not shadow named corpora, which are UTF-8 whatever `encoding` names.
+        ({"tales": PLAY}, "tales", {}, TALES),
+        ({"tales": PLAY}, "./tales", {}, PLAY.decode()),
+        ({"tales": PLAY}, Path("tales"), {}, PLAY.decode()),
+        ({"a": b"\xe9"}, ["a", "tales"], {"encoding": "latin-1"}, f"é|{TALES}|"),
+        # Tables of a folder are texts, unless a column is named.
+        ({"f/a.json": JSON, "f/b.csv": CSV}, "f", {}, f"{JSON.decode()}|{CSV.decode()}|"),
+        ({"f/b.csv": CSV}, "f/*.csv", {"column": "word"}, "cat|"),
     ],
-)
-def test_text_is_what_was_encoded(content: bytes, encoding: str, text: str) -> None:
-    write_all({"a": content})
-    assert text_of(corpus_of("a", encoding=encoding)) == text
+)  # fmt: skip
+def test_a_source_is_its_text(
+    files: dict[str, bytes], source: Any, options: Any, text: str, short_tales: None
+) -> None:
+    write_all(files)
+    assert text_of(corpus_of(source, **options)) == text
 
 
-def test_files_are_decoded_one_by_one() -> None:
-    write_all({"wide/a": "one".encode("utf-16"), "wide/b": "two".encode("utf-16")})
-    assert text_of(corpus_of("wide", encoding="UTF16")) == "one|two|"
-    write_all({"ends/a": b"a\r", "ends/b": b"\nb"})
-    assert text_of(corpus_of("ends")) == "a\r|\nb|"
-    write_all({"marks/a": codecs.BOM_UTF8 + b"x", "marks/b": codecs.BOM_UTF8 + b"x"})
-    assert text_of(corpus_of("marks")) == "x|x|"
-    write_all({"a": b"x\xe2\x82", "b": b"\xac"})
-    with pytest.raises(AttnlmError, match="is not valid utf-8"):
-        text_of(corpus_of(["a", "b"]))
+def test_errors_of_one_of_several_sources_name_it(short_tales: None) -> None:
+    write_all({"a": b"x\xe2\x82", "b": b"\xac", "c": b"c" * 8192 + b"\xff", "d": PLAY})
+    cases = ((["a", "b"], "a", 1), (["c", "a"], "c", 8192), (["d", "c"], "c", 8192))
+    for sources, name, place in (*cases, (["tales", "a"], "a", 1)):
+        with pytest.raises(AttnlmError, match=f"^{name} is not valid utf-8 at byte {place}\n"):
+            text_of(corpus_of(sources))
 
 
 @pytest.mark.parametrize("name", ["utf-9", "base64", "rot13", "zip", "hex", "", "a\0b", "\udc80"])
@@ -124,22 +135,7 @@ def test_an_unknown_encoding_is_a_usage_error(name: str) -> None:
         corpus_of("-", encoding=name, stdin=io.BytesIO(b""))
 
 
-def test_files_do_not_shadow_named_corpora(short_tales: None) -> None:
-    write_all({"tales": PLAY})
-    assert text_of(corpus_of("tales")) == "Once upon a time.\n"
-    assert text_of(corpus_of("./tales")) == text_of(corpus_of(Path("tales"))) == PLAY.decode()
-
-
-def test_stdin_is_read_once() -> None:
-    stream = io.BytesIO(PLAY)
-    found = corpus_of("-", stdin=stream)
-    assert (found.name, found.sources) == ("stdin", ("-",))
-    assert text_of(found) == PLAY.decode() and not stream.closed
-    with pytest.raises(AttnlmError, match="stdin is not valid utf-8 at byte 0"):
-        text_of(corpus_of("-", stdin=io.BytesIO(b"\xff")))
-
-
-def test_stdin_and_pipes_contain_records_if_a_column_is_given() -> None:
+def test_stdin_and_pipes_are_text_or_records_if_a_column_is_given() -> None:
     """A pipe named like a file of records contains records anyhow."""
     lines = b'{"a": "x", "b": "y"}\n' * 3
 
@@ -154,6 +150,12 @@ def test_stdin_and_pipes_contain_records_if_a_column_is_given() -> None:
         writer.join()
         return text
 
+    stream = io.BytesIO(PLAY)
+    found = corpus_of("-", stdin=stream)
+    assert (found.name, found.sources) == ("stdin", ("-",))
+    assert text_of(found) == PLAY.decode() and not stream.closed
+    with pytest.raises(AttnlmError, match="stdin is not valid utf-8 at byte 0"):
+        text("-", b"\xff", None)
     assert text("-", lines, None) == lines.decode()
     assert text("-", lines, "a") == "x|x|x|"
     assert text("-", b"a,b\nx,y\nx,z\n", "b") == "y|z|"
@@ -211,30 +213,34 @@ class Endless(io.RawIOBase):
         return size
 
 
+MOST = "stdin has more than 9,000 bytes"
+
+
 @pytest.mark.parametrize(
-    ("first", "more", "says"),
+    ("column", "first", "more", "says"),
     [
-        (b"[\n", b'{"text": "abcd"},\n', "stdin has more than 9,000 bytes"),
-        (b"[", b'{"text": "abcd"},', "stdin has more than 9,000 bytes"),
-        (b"", b'{"text": "abcd"}\n', "stdin has more than 9,000 bytes"),
-        (b"text\n", b"abcd\n", "stdin has more than 9,000 bytes"),
-        (b'[{"text": "', b"abcd", "record 1 of stdin is longer than 20,000 characters, or not"),
-        (b'{"text": "', b"abcd", "line 1 of stdin is longer than 20,000 bytes"),
-        (b"", b"\0", "line 1 of stdin is longer than 20,000 bytes"),
-        (b'text\n"', b"abcd\n", "stdin is not valid CSV: field larger than field limit"),
+        (None, b"", b"\0", MOST),
+        ("text", b"[\n", b'{"text": "abcd"},\n', MOST),
+        ("text", b"[", b'{"text": "abcd"},', MOST),
+        ("text", b"", b'{"text": "abcd"}\n', MOST),
+        ("text", b"text\n", b"abcd\n", MOST),
+        ("text", b'[{"text": "', b"abcd", "record 1 of stdin is longer than 20,000 characters, or"),
+        ("text", b'{"text": "', b"abcd", "line 1 of stdin is longer than 20,000 bytes"),
+        ("text", b"", b"\0", "line 1 of stdin is longer than 20,000 bytes"),
+        ("text", b'text\n"', b"abcd\n", "stdin is not valid CSV: field larger than field limit"),
     ],
 )
-def test_records_without_an_end_end_at_a_limit(
-    first: bytes, more: bytes, says: str, monkeypatch: pytest.MonkeyPatch
+def test_a_stream_without_an_end_is_refused_at_a_limit(
+    column: str | None, first: bytes, more: bytes, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(record_files, "_LONGEST", 20_000)
-    for module in (record_files, spool):
+    for module in (record_files, spool, text_files):
         monkeypatch.setattr(module, "BLOCK", 1000)
     raw = Endless(first, more)
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BufferedReader(raw, 1000)))
     with pytest.raises(AttnlmError, match=says):
-        prepare("-", column="text", max_bytes=9000)
-    assert raw.size < 100_000
+        prepare("-", column=column, max_bytes=9000)
+    assert raw.size < 100_000 and not list(Path("data").iterdir())
 
 
 # --- Folders and several sources ------------------------------------------------------------------
@@ -268,12 +274,6 @@ def test_other_files_of_a_folder_are_left_out_with_a_note() -> None:
         "3.empty (empty), 4.cut (byte 1), 5.bin (NUL), 6.mark (empty), 7.gz (it ends too early), "
         "8.gz (Not a gzipped file (b'no')), 9.parquet (not complete)",
     ]
-
-
-def test_json_and_csv_files_of_a_folder_are_texts_unless_a_column_is_named() -> None:
-    write_all({"here/a.json": b'{\n "name": 1\n}', "here/b.csv": b"word,size\ncat,3\n"})
-    assert text_of(corpus_of("here")) == '{\n "name": 1\n}|word,size\ncat,3\n|'
-    assert text_of(corpus_of("here/*.csv", column="word")) == "cat|"
 
 
 def test_what_attnlm_made_is_left_out_of_a_folder_that_contains_it() -> None:
@@ -340,33 +340,15 @@ def test_a_file_that_is_not_text_is_left_out_of_a_folder_wherever_its_bad_byte_i
 
 
 def test_several_sources_are_one_text_in_their_order(web: WebServer, short_tales: None) -> None:
-    write_all({"b.txt": b"b", "notes/2": b"2", "notes/1": codecs.BOM_UTF8 + b"1"})
+    write_all({"b.txt": b"b", "notes/2": b"2", "notes/1": UTF8 + b"1", "c": b"", "d": UTF8})
     url = web.answer("/u", body(b"u"))
-    sources = ["b.txt", "-", Path("notes"), "tales", url, "b.txt"]
-    found = corpus_of(sources, stdin=io.BytesIO(b"s"))
-    assert text_of(found) == "b|s|1|2|Once upon a time.\n|u|b|"
-    assert (found.name, found.shown) == ("b-and-5-more", "b.txt and 5 more")
-    assert found.sources == ("b.txt", "-", "notes", "tales", url, "b.txt")
-
-
-def test_each_source_has_its_encoding_and_its_name_in_errors(short_tales: None) -> None:
-    """The named corpora are UTF-8, also if `encoding` names another."""
-    write_all({"a": "é".encode("latin-1"), "b/c": b"c" * 8192 + b"\xff"})
-    assert text_of(corpus_of(["a", "tales"], encoding="latin-1")) == "é|Once upon a time.\n|"
-    for sources, name in ((["b/c", "a"], "b/c"), (["a", "b/c"], "a"), (["tales", "a"], "a")):
-        with pytest.raises(AttnlmError, match=f"^{name} is not valid utf-8 at byte"):
-            text_of(corpus_of(sources))
-
-
-def test_an_empty_one_of_several_is_named() -> None:
-    write_all({"a": PLAY, "b": b"", "c": codecs.BOM_UTF8})
-    events: list[object] = []
-    found = corpus_of(["a", "b", "c", "-"], stdin=io.BytesIO())
-    assert text_of(found, events.append) == f"{PLAY.decode()}|"
+    sources = ["b.txt", "-", Path("notes"), "c", "tales", url, "d", "b.txt"]
+    found, events = corpus_of(sources, stdin=io.BytesIO(b"s")), list[object]()
+    assert text_of(found, events.append) == f"b|s|1|2|{TALES}|u|b|"
+    assert (found.name, found.shown) == ("b-and-7-more", "b.txt and 7 more")
+    assert found.sources == ("b.txt", "-", "notes", "c", "tales", url, "d", "b.txt")
     (note,) = notes(events)
-    assert note.endswith(
-        "3 of 4 files, empty or no utf-8 text: b (empty), c (empty), stdin (empty)"
-    )
+    assert note == "left out 2 of 9 files, empty or no utf-8 text: c (empty), d (empty)"
     with pytest.raises(UsageError, match="no source"):
         prepare([])
 
@@ -393,44 +375,30 @@ def test_tiny_shakespeare_is_downloaded_once(source: str | None, play: str, web:
     assert web.asked == ["/play"]
 
 
-def test_tales_replace_a_default_whose_server_is_silent(
-    play: str,
-    web: WebServer,
-    short_tales: None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(corpus, "DEFAULT_TIMEOUT", 0.05)
-    monkeypatch.setattr("attnlm.text.download.BACKOFF", 0.01)
-    web.answer("/play", web.stay_silent)
-    assert corpus_of(None).name == "tales"
-
-
 def test_tales_replace_a_default_that_is_unavailable_but_no_corpus_that_was_named(
-    play: str, web: WebServer, short_tales: None
+    play: str, web: WebServer, short_tales: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     web.answer("/play", body(b"", 404))
     events: list[object] = []
     found = corpus_of(None, on_event=events.append)
-    assert (found.name, found.sources) == ("tales", ("tales",))
-    assert text_of(found) == "Once upon a time.\n"
-    assert found.floor_nats == {0: 1.5}
+    assert (found.name, found.sources, found.floor_nats) == ("tales", ("tales",), {0: 1.5})
     problem = f"cannot download {play}: HTTP 404 Not Found"
     assert events == [Note(f"{problem}; using tales instead, which needs no network")]
     with pytest.raises(AttnlmError, match="HTTP 404"):
         corpus_of("tinyshakespeare")
     with pytest.raises(AttnlmError, match=r"tinyshakespeare.txt is not in the cache .*`offline`"):
         corpus_of("tinyshakespeare", offline=True)
+    monkeypatch.setattr(corpus, "DEFAULT_TIMEOUT", 0.05)
+    monkeypatch.setattr("attnlm.text.download.BACKOFF", 0.01)
+    web.answer("/play", web.stay_silent)
+    assert corpus_of(None).name == "tales"
 
 
 @pytest.mark.parametrize(
     ("path", "name"),
     [("/a%20b/The%20Book.txt?raw=1#top", "The-Book"), ("/", "127.0.0.1")],
 )
-def test_a_url_is_downloaded_to_the_spool(
-    path: str,
-    name: str,
-    web: WebServer,
-) -> None:
+def test_a_url_is_downloaded_to_the_spool(path: str, name: str, web: WebServer) -> None:
     url = web.answer(path.partition("#")[0], body(PLAY)).replace("//", "//me:secret@") + "#top"
     found = corpus_of(url)
     assert found.name == name
