@@ -1,10 +1,8 @@
 """What data sets are made of: a text, perhaps of questions with answers, or the user's own ids.
 
 Each kind of content has the same parts. `name` is the first part of the data set's default name,
-and `meta` says what is known without a tokenizer. `alphabet` has the distinct characters, and
-`has_ends` is set if a new tokenizer needs an end-of-text id. `sample` returns texts of the training
-split, to train a tokenizer on. `write` encodes both splits to files in a folder, and returns `meta`
-with all that is known then.
+and `meta` says what is known without a tokenizer. `write` encodes both splits to files in a folder,
+and returns `meta` with all that is known then.
 """
 
 from __future__ import annotations
@@ -152,7 +150,9 @@ class Text:
     """A text that is divided into training and validation text, or two texts.
 
     A text of questions with answers, drawn for a task or read from records, is divided between
-    examples; its data set marks their places.
+    examples; its data set marks their places. `alphabet` has the distinct characters, and
+    `has_ends` is set if a new tokenizer needs an end-of-text id. `sample` returns texts of the
+    training split, to train a tokenizer on.
     """
 
     def __init__(
@@ -215,16 +215,12 @@ class Text:
                     f"{len(train):,} are for training, {len(val):,} for validation"
                 )
             )
+        questions = Questions(task.question_end, "\n", longer)
         files = (TextFile(Path(name), name, examples=drawn) for drawn in (train, val))
-        corpus = Corpus(
-            name,
-            (name,),
-            (),
-            questions=Questions(task.question_end, "\n", longer),
-            has_documents=True,
-            marks_ends=True,
-        )
-        return cls([replace(corpus, files=(file,)) for file in files], options, work, on_event)
+        corpora = [
+            Corpus(name, (name,), (file,), questions=questions, marks_ends=True) for file in files
+        ]
+        return cls(corpora, options, work, on_event)
 
     def _note_copies(self, on_event: OnEvent) -> None:
         """Note how many documents are equal to earlier ones, and what both splits share."""
@@ -252,6 +248,7 @@ class Text:
     def write(self, folder: Path, tokenizer: Tokenizer, on_event: OnEvent) -> Meta:
         """Encode both splits, and mark their examples. Raises AttnlmError for a split of less than
         two tokens, and for text that the tokenizer can't encode."""
+        tokenizer.encode(self.alphabet)  # before it takes long
         done = 0
 
         def told(blocks: Iterable[Bin]) -> Iterator[Bin]:
@@ -317,9 +314,6 @@ def _answer_end(questions: Questions, tokenizer: Tokenizer) -> str:
 class OwnIds:
     """Ids that the user made: they are no text, and are copied as they are."""
 
-    alphabet = ""
-    has_ends = False
-
     def __init__(self, path: Path, options: PrepareOptions) -> None:
         """Map a file of ids to memory, and the one for validation, if named.
 
@@ -342,10 +336,6 @@ class OwnIds:
             val_fraction=float(options.fraction) if val_path is None else None,
             characters=len(self._train) + len(self._val),
         )
-
-    def sample(self) -> list[str]:
-        """Return no text."""
-        return []
 
     def write(self, folder: Path, tokenizer: Tokenizer, on_event: OnEvent) -> Meta:
         """Copy both splits."""

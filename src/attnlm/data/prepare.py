@@ -145,8 +145,8 @@ def prepare(
             on_event(Note(f"{target} exists, prepared from the same text ({digest}…)"))
         else:
             if tokenizer is None:
+                assert isinstance(content, Text)  # ids have one
                 tokenizer = _new_tokenizer(chosen.tokenizer, content, work, offline, on_event)
-            tokenizer.encode(content.alphabet)
             write_dataset(work / "new", content, tokenizer, on_event)
             if not os.path.lexists(target):
                 (work / "new").rename(target)
@@ -242,9 +242,9 @@ def _find_tokenizer(
 
 
 def _new_tokenizer(
-    spec: str, content: Content, work: Path, offline: bool, on_event: OnEvent
+    spec: str, content: Text, work: Path, offline: bool, on_event: OnEvent
 ) -> Tokenizer:
-    """Return a tokenizer for a content, trained or downloaded if needed."""
+    """Return a tokenizer for a text, trained or downloaded if needed."""
     if (size := bpe_size(spec)) is not None:
         sample, has_end = content.sample(), content.has_ends
         return train_vocabulary(spec, size, sample, on_event, has_end=has_end)

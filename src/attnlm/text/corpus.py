@@ -62,11 +62,10 @@ class Corpus:
     `floor_nats`, for `tales` only, maps the character offset at which each story begins to −ln p,
     where p is the probability of the text from this offset to the end.
 
-    Each record is a document, whose text is in `columns`. If the user named several files or a
-    folder, each file of another kind is a document too. `has_documents` is set if the text consists
-    of documents, which then end with END. `marks_ends` is set if an end-of-text id will follow each
-    document; otherwise, each record ends with a newline. If `questions` is set, each document is a
-    question with its answer, or a conversation, with marks.
+    Each record is a document, whose text is in `columns`. If `has_documents`, each file of another
+    kind is a document too, and documents end with END. `marks_ends` is set if an end-of-text id
+    will follow each document; otherwise, each record ends with a newline. If `questions` is set,
+    each document is a question with its answer, or a conversation, with marks.
     """
 
     name: str
@@ -74,7 +73,6 @@ class Corpus:
     files: tuple[TextFile, ...]
     columns: Sequence[str] = ()
     questions: Questions | None = None
-    has_documents: bool = False
     marks_ends: bool = False
     max_bytes: int | None = None
     floor_nats: Mapping[int, float] | None = None
@@ -83,6 +81,12 @@ class Corpus:
     def shown(self) -> str:
         """Return the name of the source in messages."""
         return "stdin" if self.sources == ("-",) else summary(self.sources)
+
+    @property
+    def has_documents(self) -> bool:
+        """Return True for records, a folder, a pattern, or several files."""
+        first, *others = self.files
+        return bool(others) or first.optional or first.is_records
 
     def texts(self, file: TextFile) -> Iterator[str]:
         """Yield the text of one of the files: its records, each with END, or blocks of it.
@@ -167,7 +171,6 @@ def get_corpus(
             corpus,
             name=f"{corpus.name}-and-{len(corpora) - 1}-more",
             sources=tuple(corpus.sources[0] for corpus in corpora),
-            has_documents=True,
             floor_nats=None,
         )
     if marks_ends is None:
@@ -189,7 +192,7 @@ def safe_name(text: str) -> str:
 
 def _of_file(file: TextFile, source: str) -> Corpus:
     name = safe_name(bare_name(file.path).stem)
-    return Corpus(name, (source,), (file,), has_documents=file.is_records)
+    return Corpus(name, (source,), (file,))
 
 
 def _built_in_corpus(source: str | None, offline: bool, spool: Path, on_event: OnEvent) -> Corpus:
@@ -278,7 +281,7 @@ def _path_corpus(source: str, encoding: str, pipe_format: str, on_event: OnEvent
         TextFile(file, str(file), encoding, format, optional=True)
         for file, format in zip(files, formats, strict=True)
     )
-    return Corpus(name, (readable,), text_files, has_documents=True)
+    return Corpus(name, (readable,), text_files)
 
 
 def _without_own_folders(files: list[Path], folder: Path, on_event: OnEvent) -> list[Path]:
