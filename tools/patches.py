@@ -268,6 +268,8 @@ str((a + b) % _MODULUS) => str((a + b) % (_MODULUS - 1))
 == text/text_files.py
 a byte order mark is kept
 text.removeprefix("\ufeff") => text
+the mark of UTF-16 does not decide
+if chunk.startswith(mark) => if False
 == tokens/tokenizer.py
 text is cut anywhere
 place = max(cut.end() if cut else 0, => place = max(0,

@@ -112,6 +112,7 @@ JSON, CSV = b'{\n "name": 1\n}', b"word,size\ncat,3\n"
         # Tables of a folder are texts, unless a column is named.
         ({"f/a.json": JSON, "f/b.csv": CSV}, "f", {}, f"{JSON.decode()}|{CSV.decode()}|"),
         ({"f/b.csv": CSV}, "f/*.csv", {"column": "word"}, "cat|"),
+        ({"a.csv": b'n,text\r1,a\r2,"b\r\nc\rd"\r\n'}, "a.csv", {}, "a|b\r\nc\rd|"),
     ],
 )  # fmt: skip
 def test_a_source_is_its_text(

@@ -179,7 +179,7 @@ def _csv_records(lines: Iterator[tuple[str, bytes]], shown: str) -> Rows:
     def decoded() -> Iterator[str]:
         nonlocal place
         for place, line in lines:  # noqa: B007 - for errors
-            yield line.decode()
+            yield from re.split(r"(?<=\r)(?!\n)", line.decode())  # old ends of lines, too
 
     try:
         for row in csv.DictReader(decoded(), strict=True):
