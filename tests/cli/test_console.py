@@ -20,7 +20,7 @@ from tests.models import evaluation_record
 
 
 def evaluated(step: int, text: str, *, is_last: bool = False) -> Evaluated:
-    snapshot = Snapshot(step, text, None)
+    snapshot = Snapshot.of(step, text, None)
     return Evaluated(
         **vars(evaluation_record(step)), improved=True, snapshot=snapshot, is_last=is_last
     )

@@ -66,24 +66,24 @@ def test_every_evaluation_records_a_sample_and_attention(
     passage = [int(i) for i in dataset.val[:8]]
     assert run.ticker_passage() == list(dataset.tokenizer.decode(passage))
     if rung == "bigram":
-        assert last.maps is None
+        assert last.weights is None
         return
     model, _ = attnlm.load_model(run, checkpoint="last", device="cpu")
     maps = record(model, torch.tensor([passage])).maps[:, 0].numpy()
-    assert last.maps is not None and last.maps.shape == maps.shape
-    assert last.maps == pytest.approx(maps, abs=0.5 / 255 + 1e-6)
-    assert not np.triu(last.maps, 1).any()
+    assert last.weights is not None and last.weights.shape == maps.shape
+    assert last.weights == pytest.approx(maps, abs=0.5 / 255 + 1e-6)
+    assert not np.triu(last.weights, 1).any()
     # In the file, each weight on or below the diagonal is a byte, and the first token's is 255.
     records = [json.loads(line) for line in (run.path / "ticker.jsonl").read_text().splitlines()]
     assert [list(r) for r in records[1:]] == [["step", "text", "maps", "shape", "scores"]] * 5
     assert list(records[0]) == ["step", "text", "maps", "passage", "shape", "scores"]
     packed = np.frombuffer(base64.b64decode(records[-1]["maps"]), np.uint8).reshape(-1, 36)
     assert (packed[:, 0] == 255).all()
-    assert last.maps.reshape(-1, 8, 8)[:, 1, :2] == pytest.approx(packed[:, 1:3] / 255)
+    assert last.weights.reshape(-1, 8, 8)[:, 1, :2] == pytest.approx(packed[:, 1:3] / 255)
     found = study_heads(run, windows=256 // 8, checkpoint="last", device="cpu")
-    assert last.scores is not None and last.scores.shape == (len(PATTERNS), *maps.shape[:2])
+    assert np.shape(last.scores) == (len(PATTERNS), *maps.shape[:2])
     for head in found.heads:
-        kept = last.scores[:, head.layer, head.head]
+        kept = [scores[head.layer][head.head] for scores in last.scores]
         assert kept == pytest.approx([*head.scores.values()], abs=0.0006)
 
 
@@ -94,7 +94,7 @@ def test_an_attention_without_softmax_trains_and_has_no_maps(
     monkeypatch.setattr("attnlm.model.language_model.SelfAttention", WithoutMaps)
     run = attnlm.train(resume=trained(data, tmp_path, model=model).path, steps=13)
     assert steps(run) == [0, 1, 3, 5, 10, 12, 13]
-    assert all(snapshot.text and snapshot.maps is None for snapshot in run.ticker())
+    assert all(snapshot.text and snapshot.weights is None for snapshot in run.ticker())
     module, _ = attnlm.load_model(run, device="cpu")
     ids = run.tokenizer.encode("1 ")
     for _ in range(6):  # within the context
@@ -118,8 +118,8 @@ def test_the_passage_is_short_with_every_tokenizer(
     assert len(run.ticker_passage()) == PASSAGE
     assert "".join(run.ticker_passage()) in FRUITS
     for snapshot in run.ticker():
-        assert snapshot.maps is not None and snapshot.maps.shape == (1, 4, 24, 24)
-        assert snapshot.maps.sum(-1) == pytest.approx(1, abs=0.05)
+        assert snapshot.weights is not None and snapshot.weights.shape == (1, 4, 24, 24)
+        assert snapshot.weights.sum(-1) == pytest.approx(1, abs=0.05)
 
 
 def test_the_ticker_does_not_change_training(
@@ -130,8 +130,8 @@ def test_the_ticker_does_not_change_training(
     size = parts_of(heard.config)
     maps = np.zeros((size.layers, size.heads, 1, 1), np.float32)
 
-    def silent(dataset: object, step: int, *_: object) -> tuple[Snapshot, list[str]]:
-        return Snapshot(step, "", maps), ["a"]
+    def silent(dataset: object, step: int, *_: object) -> Snapshot:
+        return Snapshot.of(step, "", maps, passage=["a"])
 
     monkeypatch.setattr(launch, "take_snapshot", silent)
     mute = trained(data, tmp_path, **settings)
@@ -151,7 +151,7 @@ def test_the_ticker_ignores_weights_that_are_not_finite(
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.fill_(number)
-        snapshot, _ = take_snapshot(attnlm.open_dataset(data / "fruits-char"), 1, model, CPU)
+        snapshot = take_snapshot(attnlm.open_dataset(data / "fruits-char"), 1, model, CPU)
         assert snapshot.step == 1
 
 
@@ -221,7 +221,7 @@ def test_a_foreign_line_is_refused_by_name(data: Path, tmp_path: Path) -> None:
     }
     record["shape"] = [1, 4]
     path.write_text(json.dumps(record) + "\n")
-    assert run.ticker()[0].maps is not None
+    assert run.ticker()[0].weights is not None
     wrong: list[dict[str, Any]] = [
         *({"step": -1}, {"step": 1.0}, {"text": None}),
         *({"maps": "?"}, {"maps": map_bytes(4 * 36 + 1)}, {"maps": map_bytes(4 * 35)}),

@@ -258,8 +258,8 @@ def test_samples_are_escaped(
 
 def scores_at(snapshot: Snapshot) -> dict[tuple[int, int], float]:
     """The previous-token score of each head, by its formula."""
-    assert snapshot.maps is not None
-    before = [snapshot.maps[..., t, t - 1] for t in range(1, snapshot.maps.shape[-1])]
+    assert snapshot.weights is not None
+    before = [snapshot.weights[..., t, t - 1] for t in range(1, snapshot.weights.shape[-1])]
     return {place: float(score) for place, score in np.ndenumerate(np.mean(before, axis=0))}
 
 
@@ -281,7 +281,7 @@ def test_many_snapshots_and_recorded_attention_stay_below_4_mb(
     """The model has 12 layers of 12 heads and a context of 1024 tokens."""
     attention = attention_like(12, 12, 1024)
     maps = attention.weights[..., :24, :24]
-    ticker = [Snapshot(step, "a line of forty characters" * 3, maps) for step in range(100)]
+    ticker = [Snapshot.of(step, "a line of forty characters" * 3, maps) for step in range(100)]
     monkeypatch.setattr(Run, "ticker", lambda self: ticker)
     monkeypatch.setattr(Run, "ticker_passage", lambda self: attention.tokens[:24])
     content = replace(found, models=[], attention=attention).page()
@@ -376,7 +376,7 @@ def test_the_film_shows_the_scores_of_the_chosen_head(view: Any, found: Report, 
         shown = [float(text) for text in view.locator("#frames small").all_text_contents()]
         assert shown == pytest.approx([at_step[place] for at_step in scores], abs=0.008)
         assert film["name"] in view.text_content("#film-caption")
-        maps = [one.maps[place][past] for one in snapshots if one.maps is not None]
+        maps = [one.weights[place][past] for one in snapshots if one.weights is not None]
         drawn = np.frombuffer(base64.b64decode(film["maps"]), np.uint8) / 255
         np.testing.assert_allclose(drawn, np.concatenate(maps), atol=0.003)
         view.focus("#snapshot")  # the large map shows this step

@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -109,70 +110,70 @@ EARLY_STEPS = (1, 3, 10, 30)
 """steps with a snapshot but without an evaluation: heads form in the first steps"""
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """A snapshot of a run's model at an evaluation or an early step."""
-
-    step: int
-    text: str
-    """sampled with the same prompt and seed in every snapshot"""
-    maps: NDArray[np.float32] | None
-    """(L, H, T, T): the attention weights of all heads over the passage, stored in steps of 1/255;
-    row t has the weights of token t on tokens 0 to t; None for a model without heads (bigram), or
-    whose heads do not record their weights"""
-    scores: NDArray[np.float32] | None = None
-    """(P, L, H): the scores of all heads on P patterns, in the order of `heads`, stored with three
-    decimals; None if there are no maps"""
+def packed_maps(maps: NDArray[Any]) -> str:
+    """Return maps (…, T, T) up to the diagonal, row by row: a byte each, in steps of 1/255, in
+    base64."""
+    levels = np.rint(255 * np.nan_to_num(maps[..., *np.tril_indices(maps.shape[-1])]))
+    return base64.b64encode(levels.astype(np.uint8).tobytes()).decode()
 
 
 @dataclass(frozen=True, kw_only=True)
-class SnapshotRecord:
-    """A line of ticker.jsonl."""
+class Snapshot:
+    """A snapshot of a run's model at an evaluation or an early step: a line of ticker.jsonl.
+
+    Raises ValueError if `maps` or `scores` do not have their shape.
+    """
 
     step: int = limited(at_least=0)
     text: str
+    """sampled with the same prompt and seed in every snapshot"""
     maps: str | None
-    """the weights of each map up to the diagonal, row by row: a byte each, in base64"""
+    """the attention weights of all heads over the passage, packed by `packed_maps`; None for a
+    model without heads (bigram), or whose heads do not record their weights"""
     passage: tuple[str, ...] = ()
     """the tokens of the passage; only the first line of the file has them"""
     shape: tuple[int, ...] = ()
     """the numbers of layers and of maps in each; () if there are no maps"""
     scores: tuple[tuple[tuple[float, ...], ...], ...] = ()
-    """the scores by pattern, layer and head"""
+    """the scores of all heads by pattern, in the order of `heads`, layer and head, with three
+    decimals; () if there are no maps"""
 
+    def __post_init__(self) -> None:
+        try:
+            is_whole = self.weights is None or np.shape(self.scores)[1:] in ((), self.shape)
+        except ValueError:
+            is_whole = False
+        if not is_whole:
+            raise ValueError("its 'maps' or 'scores' do not have their shape")
 
-def snapshot_record(snapshot: Snapshot, passage: Sequence[str] = ()) -> SnapshotRecord:
-    """Return the line of a snapshot."""
-    maps_LHTT = snapshot.maps
-    packed = None
-    shape: tuple[int, ...] = ()
-    if maps_LHTT is not None:
-        rows, columns = np.tril_indices(maps_LHTT.shape[-1])
-        levels = np.rint(255 * np.nan_to_num(maps_LHTT[..., rows, columns]))
-        packed = base64.b64encode(levels.astype(np.uint8).tobytes()).decode()
-        shape = maps_LHTT.shape[:2]
-    scores = () if snapshot.scores is None else snapshot.scores.astype(float).round(3).tolist()
-    return SnapshotRecord(
-        step=snapshot.step,
-        text=snapshot.text,
-        maps=packed,
-        passage=tuple(passage),
-        shape=shape,
-        scores=scores,
-    )
+    @classmethod
+    def of(
+        cls,
+        step: int,
+        text: str,
+        maps_LHTT: NDArray[Any] | None,
+        scores_PLH: NDArray[Any] | None = None,
+        passage: Sequence[str] = (),
+    ) -> Snapshot:
+        """Return a snapshot with these maps and scores, which it rounds."""
+        return cls(
+            step=step,
+            text=text,
+            maps=None if maps_LHTT is None else packed_maps(maps_LHTT),
+            passage=tuple(passage),
+            shape=() if maps_LHTT is None else maps_LHTT.shape[:2],
+            scores=() if scores_PLH is None else scores_PLH.astype(float).round(3).tolist(),
+        )
 
-
-def decode_snapshot(record: SnapshotRecord) -> Snapshot:
-    """Return the snapshot of a line. Raises ValueError if the maps do not have their shape."""
-    if record.maps is None:
-        return Snapshot(record.step, record.text, None)
-    layers, heads = record.shape
-    levels: NDArray[Any] = np.frombuffer(base64.b64decode(record.maps, validate=True), np.uint8)
-    levels = levels.reshape(layers, heads, -1)
-    length = (math.isqrt(8 * levels.shape[-1] + 1) - 1) // 2
-    maps_LHTT = np.zeros((layers, heads, length, length), np.float32)
-    maps_LHTT[..., *np.tril_indices(length)] = levels / np.float32(255)
-    scores = None
-    if record.scores:
-        scores = np.array(record.scores, np.float32).reshape(-1, layers, heads)
-    return Snapshot(record.step, record.text, maps_LHTT, scores)
+    @cached_property
+    def weights(self) -> NDArray[np.float32] | None:
+        """The maps (L, H, T, T): row t has the weights of token t on tokens 0 to t."""
+        if self.maps is None:
+            return None
+        layers, heads = self.shape
+        levels: NDArray[Any] = np.frombuffer(base64.b64decode(self.maps, validate=True), np.uint8)
+        levels = levels.reshape(layers, heads, -1)
+        length = (math.isqrt(8 * levels.shape[-1] + 1) - 1) // 2
+        weights_LHTT = np.zeros((layers, heads, length, length), np.float32)
+        weights_LHTT[..., *np.tril_indices(length)] = levels / np.float32(255)
+        return weights_LHTT

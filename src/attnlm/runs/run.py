@@ -10,7 +10,7 @@ import contextlib
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -40,10 +40,7 @@ from attnlm.runs.journal import (
     EvaluationRecord,
     Journal,
     Snapshot,
-    SnapshotRecord,
-    decode_snapshot,
     ranking_key,
-    snapshot_record,
 )
 from attnlm.runs.records import (
     NOT_COMPARABLE,
@@ -370,14 +367,11 @@ class Run(RunFacts):
 
         Raises AttnlmError if the file is damaged. Missing lines are not detected.
         """
-        try:
-            return [decode_snapshot(record) for record in self._ticker.records()]
-        except ValueError:
-            raise self._ticker.damaged_error() from None
+        return self._ticker.records()
 
     def ticker_passage(self) -> list[str]:
         """Return the tokens whose attention the snapshots' maps show, or [] if there are none."""
-        return next((list(r.passage) for r in self._ticker.records() if r.passage), [])
+        return next((list(r.passage) for r in self.ticker() if r.passage), [])
 
     def references(self) -> dict[str, float]:
         """Return losses to compare with, in nats per token, keyed by a label such as `floor`."""
@@ -387,23 +381,19 @@ class Run(RunFacts):
         """Add records to the metrics."""
         self._metrics.append(*records)
 
-    def append_snapshot(self, snapshot: Snapshot, passage: list[str]) -> None:
-        """Add a snapshot to the ticker unless the ticker is full.
-
-        The ticker's first line also holds `passage`: the tokens whose attention all maps show.
-        """
-        size = self._ticker.size()
+    def append_snapshot(self, snapshot: Snapshot) -> None:
+        """Add a snapshot to the ticker unless it is full; only its first line has the passage."""
+        if size := self._ticker.size():
+            snapshot = replace(snapshot, passage=())
         if size < _FULL_TICKER:
-            first = [] if size else passage
-            self._ticker.append(snapshot_record(snapshot, first))
+            self._ticker.append(snapshot)
 
     def discard_after(self, evaluated_step: int, step: int) -> None:
         """Drop evaluations after `evaluated_step`, snapshots from `step` on, losses on the whole
         split, and weights that were kept of steps after `step`."""
         metrics = self.evaluations_until(evaluated_step)
-        self.ticker()  # raises if it is damaged
         steps = {record.step for record in metrics} | {n for n in EARLY_STEPS if n < step}
-        ticker = [line for line in self._ticker.records() if line.step in steps]
+        ticker = [snapshot for snapshot in self.ticker() if snapshot.step in steps]
         self._metrics.replace(metrics)
         self._ticker.replace(ticker)
         for kept in self.kept_steps():
@@ -416,9 +406,9 @@ class Run(RunFacts):
         return Journal(path, EvaluationRecord, COPY_THE_RUN)
 
     @property
-    def _ticker(self) -> Journal[SnapshotRecord]:
+    def _ticker(self) -> Journal[Snapshot]:
         hint = "remove it: the run does not need it, and will write a new one"
-        return Journal(self.path / "ticker.jsonl", SnapshotRecord, hint)
+        return Journal(self.path / "ticker.jsonl", Snapshot, hint)
 
     @contextlib.contextmanager
     def training_lock(self) -> Iterator[None]:

@@ -15,9 +15,9 @@ from torch import Tensor
 from attnlm.model.inspection import check_finite
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.recorder import Site, record, require_attention
+from attnlm.runs.journal import packed_maps
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run, open_run
-from attnlm.see.page import encode_base64
 from attnlm.see.pictures import Grid, Numbers, Pictured
 from attnlm.see.shown_tokens import ids_within_context, token_texts, visible
 
@@ -129,12 +129,6 @@ def compute_attention(run: Run, model: LanguageModel, ids: list[int]) -> Attenti
         tokens=token_texts(run.tokenizer, ids),
         weights=np.concatenate(maps).reshape(len(recorder.heads), -1, len(ids), len(ids)),
     )
-
-
-def packed_maps(maps: Numbers) -> str:
-    """Return maps (…, T, T) up to the diagonal, row by row: a byte each, in steps of 1/255."""
-    past = maps[..., *np.tril_indices(maps.shape[-1])]
-    return encode_base64(np.rint(255 * past).astype(np.uint8))
 
 
 def packed_attention(attention: Attention) -> dict[str, Any]:

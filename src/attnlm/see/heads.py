@@ -280,12 +280,12 @@ def heads_over_training(
     scores_of = {
         snapshot.step: snapshot.scores
         for snapshot in run.ticker()
-        if snapshot.scores is not None and len(snapshot.scores) == len(PATTERNS)
+        if len(snapshot.scores) == len(PATTERNS)
     }
     if not scores_of:
         raise AttnlmError(
             f"{run.name} has no snapshots with scores of its heads",
             "training keeps them every `eval_every` steps, if it observes maps",
         )
-    scores_PSLH = np.stack([*scores_of.values()], 1)
+    scores_PSLH = np.array([*scores_of.values()], np.float32).swapaxes(0, 1)
     return HeadsOverTraining(run.name, [*scores_of], dict(zip(PATTERNS, scores_PSLH, strict=True)))

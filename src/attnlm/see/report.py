@@ -17,7 +17,7 @@ from attnlm.base.events import OnEvent
 from attnlm.base.folders import resume_command
 from attnlm.base.formatting import duration
 from attnlm.model.recorder import NotRecordedError
-from attnlm.runs.journal import Snapshot
+from attnlm.runs.journal import Snapshot, packed_maps
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Result, Run, open_run, run_summary
 from attnlm.see.attend import (
@@ -25,7 +25,6 @@ from attnlm.see.attend import (
     Attention,
     compute_attention,
     packed_attention,
-    packed_maps,
 )
 from attnlm.see.curves import chart_data, run_lines, verdict
 from attnlm.see.head_scores import PATTERNS, TooShortError
@@ -159,7 +158,7 @@ def _films(snapshots: Sequence[Snapshot], length: int) -> list[dict[str, Any]]:
     The result is empty if maps were not recorded, or if the passage is a single token. If a model
     has many heads, the result has only the first ones.
     """
-    maps = [s.maps for s in snapshots if s.maps is not None]
+    maps = [s.weights for s in snapshots if s.weights is not None]
     if not maps or len(maps) < len(snapshots) or length < 2:
         return []
     # The previous-token scores of head_scores.py: the mean weight of the previous token.

@@ -33,8 +33,8 @@ from attnlm.training.validation import Evaluation, Split, right_answers, validat
 
 OnStep = Callable[[int, Tensor], object]
 """Receives the number of steps made and the last step's loss, a tensor () on the device."""
-TakeSnapshot = Callable[[int, LanguageModel, Device], tuple[Snapshot, list[str]]]
-"""Returns a snapshot of the model at a step, and the tokens of its attention maps."""
+TakeSnapshot = Callable[[int, LanguageModel, Device], Snapshot]
+"""Returns a snapshot of the model at a step."""
 
 _MOST_ANSWERS = 500
 """The most examples whose answers are computed at each evaluation."""
@@ -176,13 +176,13 @@ def _evaluate_and_save(
     if taken is not None:
         with _writing(run, state):
             run.append_evaluations(record)
-            run.append_snapshot(*taken)
+            run.append_snapshot(taken)
             save_state(run, state, evaluation.loss if improved else None)
     schedule.evaluated(time.perf_counter() - began)
     return Evaluated(
         **vars(record),
         improved=improved,
-        snapshot=taken and taken[0],
+        snapshot=taken,
         is_last=schedule.should_stop,
     )
 
@@ -227,9 +227,9 @@ def _add_snapshot(run: Run, stepper: Stepper, take_snapshot: TakeSnapshot) -> No
     """Add a snapshot to the run, without an evaluation."""
     state = stepper.state
     if stepper.processes.is_main:
-        snapshot_and_passage = take_snapshot(state.step, state.model, state.device)
+        snapshot = take_snapshot(state.step, state.model, state.device)
         with _writing(run, state):
-            run.append_snapshot(*snapshot_and_passage)
+            run.append_snapshot(snapshot)
 
 
 def _save_when_stopped(run: Run, stepper: Stepper, seconds: float, error: BaseException) -> None:

@@ -114,10 +114,8 @@ def measure_on_whole(run: Run, dataset: Dataset, on_event: OnEvent) -> None:
     )
 
 
-def take_snapshot(
-    dataset: Dataset, step: int, model: LanguageModel, device: Device
-) -> tuple[Snapshot, list[str]]:
-    """Return a snapshot of the model, and the tokens that its attention maps show.
+def take_snapshot(dataset: Dataset, step: int, model: LanguageModel, device: Device) -> Snapshot:
+    """Return a snapshot of the model.
 
     A snapshot is a sampled text of _SAMPLED_TOKENS tokens, attention maps for the beginning of the
     validation split, and scores of all heads. The text is "" if sampling fails. PyTorch's random
@@ -142,4 +140,4 @@ def take_snapshot(
         with contextlib.suppress(AttnlmError):
             maps = recorded.maps[:, 0].float().cpu().numpy()
             scores = snapshot_scores(model, dataset.val, device.torch)
-    return Snapshot(step, text, maps, scores), token_texts(dataset.tokenizer, passage)
+    return Snapshot.of(step, text, maps, scores, token_texts(dataset.tokenizer, passage))
