@@ -250,6 +250,6 @@ def test_code_that_needs_its_surroundings_is_refused() -> None:
 
 def test_other_processes_get_no_code_that_may_not_run_here(file: Path) -> None:
     config = SimpleNamespace(codes=[recorded(file)], arguments_of=lambda code: {})
-    run: Any = SimpleNamespace(config=config, path=file, content=dict)
+    run: Any = SimpleNamespace(config=config, path=file)
     with pytest.raises(CodeNotAcceptedError):
         announce(ALONE, Job(run, None, is_fresh=False))

@@ -423,15 +423,12 @@ class Run(RunFacts):
             files.remove_leftovers(self.path.parent)
             yield
 
-    def content(self) -> dict[str, Any]:
-        """Return the content of config.json, from which `run_from_content` makes the run again."""
-        values = {name: getattr(self, name) for name in fields_of(StoredRun)}
-        stored = StoredRun(**{**values, "config": self.config.settings()})
-        return {"format": FORMAT, "attnlm": attnlm.__version__, **asdict(stored)}
-
     def save_config(self) -> None:
         """Write config.json."""
-        files.write_json(self.path / "config.json", self.content())
+        values = {name: getattr(self, name) for name in fields_of(StoredRun)}
+        stored = StoredRun(**{**values, "config": self.config.settings()})
+        content = {"format": FORMAT, "attnlm": attnlm.__version__, **asdict(stored)}
+        files.write_json(self.path / "config.json", content)
 
 
 def open_run(
@@ -457,16 +454,6 @@ def open_run(
             f"{path} is not a run: it has no config.json", how_to_make("run", Path(checkpoint_dir))
         )
     stored = read_record(StoredRun, path / "config.json", format=FORMAT, hint=COPY_THE_RUN)
-    return _run_from_record(path, stored, Path(data_dir))
-
-
-def run_from_content(path: Path, content: Mapping[str, Any], data_dir: Path) -> Run:
-    """Return the run in the folder `path`, which may be on another machine, from `Run.content`."""
-    return _run_from_record(path, record_from_json(StoredRun, content, path), data_dir)
-
-
-def _run_from_record(path: Path, stored: StoredRun, data_dir: Path) -> Run:
-    """Return the run with this content of config.json. Raises AttnlmError for a wrong setting."""
     try:
         config = resolve({}, with_recorded_code(stored.config, path / CODE))
     except AttnlmError as error:
@@ -474,7 +461,7 @@ def _run_from_record(path: Path, stored: StoredRun, data_dir: Path) -> Run:
         raise AttnlmError(
             f"{path / 'config.json'} is not valid: {reason}", f"{error.hint}; or {COPY_THE_RUN}"
         ) from None
-    return Run(path, data_dir=data_dir, **{**vars(stored), "config": config})
+    return Run(path, data_dir=Path(data_dir), **{**vars(stored), "config": config})
 
 
 def with_recorded_code(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from attnlm.model.spec import parameter_count
 from attnlm.runs.create_run import check_name_is_free, create_run
 from attnlm.runs.load_model import check_tokenizer, parent_record
 from attnlm.runs.records import CheckpointFacts, ParentRecord, has_same_ids
-from attnlm.runs.run import Run, open_run, run_from_content
+from attnlm.runs.run import Run, open_run
 from attnlm.see.curves import CurveDrawer
 from attnlm.see.loggers import LogListener, check_tools
 from attnlm.training.loop import OnStep, fit
@@ -189,7 +189,7 @@ def _trained(
         return run
     if run.config.codes:
         # What it computes no longer changes with a notebook.
-        run = open_run(run.path.absolute(), data_dir=call.data_dir)
+        run = open_run(run.path.absolute(), data_dir=run.data_dir)
     measure_on_whole(run, dataset, call.on_event)
     return run
 
@@ -199,9 +199,10 @@ def announce(processes: Processes, job: Job) -> None:
     run = job.run
     for own in run.config.codes:  # the other processes run what they receive
         own.check_call(run.config.arguments_of(own))
-    code = [(own.name, own.content().decode()) for own in run.config.codes]
-    told = str(run.path), run.content(), code, job.is_fresh, job.work is None
-    processes.broadcast_object(told)
+    if processes.count > 1:
+        code = [(own.name, own.content()) for own in run.config.codes]
+        run = open_run(run.path.absolute(), data_dir=run.data_dir)  # as they would find it
+        processes.broadcast_object((run, code, job.is_fresh, job.work is None))
 
 
 def _received_job(call: _Call) -> Job:
@@ -209,10 +210,9 @@ def _received_job(call: _Call) -> Job:
 
     Raises AttnlmError if the data set is missing or differs.
     """
-    path, config, code, is_fresh, is_finished = call.processes.broadcast_object(None)
+    run, code, is_fresh, is_finished = call.processes.broadcast_object(None)
     for name, content in code:
-        allow_call(content.encode(), name)
-    run = run_from_content(Path(path), config, call.data_dir)
+        allow_call(content, name)
     if is_finished:
         return Job(run, None, is_fresh)
     dataset = run.open_dataset()
