@@ -184,13 +184,13 @@ the residual stream is left out of the textbook
 +            x = y
 == runs/checkpoint.py
 a checkpoint's digest is not compared
-facts[_HASH] != _hash(facts, tensors) => facts[_HASH] == ""
+facts[_HASH] != _hash(path, str(facts[_HASH])) => facts[_HASH] == ""
 a tensor's type is not looked at
 form != forms[parameter]: => False:
 weights that are NaN are taken
 if not all(map(math.isfinite, ends)): => if False:
 a checkpoint's facts are left in the order of chance
-_hash(facts, tensors)}, sort_keys=True) => _hash(facts, tensors)})
+_HASH: _ZEROS}, sort_keys=True) => _HASH: _ZEROS})
 == runs/hub.py
 an old transformers is used
 [:2])) < _OLDEST: => [:2])) < (0, 0):

@@ -130,13 +130,12 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_older_one(
 
 def sealed(path: Path, tensors: dict[str, torch.Tensor], described: str = '{"step": 1}') -> None:
     """Write a checkpoint of any content with a valid digest."""
-    digest = hashlib.sha256(described.encode())
-    for name, tensor in sorted(tensors.items()):
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        digest.update(f"\n{name} is {dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.numpy().tobytes())
-    whole = described.replace("}", f', "sha256": "{digest.hexdigest()}"}}')
+    zeros = "0" * 64
+    whole = described.replace("}", f', "sha256": "{zeros}"}}')
     save_file(tensors, str(path), {"facts": whole})
+    content = path.read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    path.write_bytes(content.replace(zeros.encode(), digest.encode()))
 
 
 def test_files_with_a_valid_digest_are_still_checked(tmp_path: Path) -> None:

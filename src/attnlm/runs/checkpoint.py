@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from attnlm.base import files
@@ -34,6 +33,9 @@ _MODEL = "model."
 _OPTIMIZER = "optimizer."
 _FACTS = "facts"  # the one key of the file's metadata
 _HASH = "sha256"
+_ZEROS = "0" * 64
+"""what stands in the place of the hash of the file while it is computed"""
+_BEGINNING = 2**16  # bytes, among which the facts are
 _OTHER = "try the run's other checkpoint: `checkpoint` last or best"
 
 
@@ -58,7 +60,7 @@ def load_checkpoint(
     with _opened(path, "pt" if buffers else "np") as file:
         facts = json.loads(file.metadata()[_FACTS])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
-        if facts[_HASH] != _hash(facts, tensors):
+        if facts[_HASH] != _hash(path, str(facts[_HASH])):
             raise ValueError("another hash")
     _check_forms(path, forms, {name: _form_of(tensor) for name, tensor in tensors.items()})
     weights, state = (
@@ -138,21 +140,11 @@ def _form_of(tensor: Array) -> str:
     return _form(str(tensor.dtype).removeprefix("torch."), tensor.shape)
 
 
-def _hash(facts: Mapping[str, Any], tensors: Mapping[str, Array]) -> str:
-    """Return the SHA-256 of tensors and facts, of which one may be this hash."""
-    hashed = {name: value for name, value in facts.items() if name != _HASH}
-    digest = hashlib.sha256(json.dumps(hashed, sort_keys=True).encode())
-    for name in sorted(tensors):
-        digest.update(f"\n{name} is {_form_of(tensors[name])}\n".encode())
-        flat = tensors[name].reshape(-1)
-        if isinstance(flat, np.ndarray | np.generic):
-            digest.update(flat.view(np.uint8).data)
-        else:
-            import torch
-
-            flat = flat.as_strided(flat.shape, (1,))  # one number that was expanded has stride 0
-            digest.update(flat.view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+def _hash(path: Path, written: str) -> str:
+    """Return the SHA-256 of a file, in which the hash `written` counts as zeros."""
+    with path.open("rb") as file:
+        digest = hashlib.sha256(file.read(_BEGINNING).replace(written.encode(), _ZEROS.encode(), 1))
+        return hashlib.file_digest(file, lambda: digest).hexdigest()
 
 
 # --- Writing --------------------------------------------------------------------------------------
@@ -166,8 +158,8 @@ def save_checkpoint(
 ) -> None:
     """Write weights by name, `facts` (JSON values) and, if given, the optimizer's state to a file.
 
-    An older file is replaced atomically. The file contains a hash of its content. Equal content
-    gives equal bytes. Raises OSError, or AttnlmError for a tensor that no file can hold.
+    An older file is replaced atomically. The file contains a hash of itself. Equal content gives
+    equal bytes. Raises OSError, or AttnlmError for a tensor that no file can hold.
     """
     from safetensors.torch import save_file
 
@@ -181,7 +173,7 @@ def save_checkpoint(
                 "keep it dense, or make it in the constructor, with persistent=False",
             )
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in named.items()}
-    content = json.dumps({**facts, _HASH: _hash(facts, tensors)}, sort_keys=True)
+    content = json.dumps({**facts, _HASH: _ZEROS}, sort_keys=True)
     with files.replacement(path) as temporary:
         try:
             save_file(tensors, temporary, {_FACTS: content})
@@ -189,3 +181,6 @@ def save_checkpoint(
             number = re.search(r"os error (\d+)", str(error))
             code = int(number[1]) if number else errno.EIO
             raise OSError(code, os.strerror(code), str(path)) from error
+        with temporary.open("rb+") as file:
+            file.seek(file.read(_BEGINNING).index(_ZEROS.encode()))
+            file.write(_hash(temporary, _ZEROS).encode())
