@@ -25,7 +25,7 @@ from attnlm.config import variants
 from attnlm.config.settings import Config
 from attnlm.config.training import TrainingConfig
 from attnlm.model.architecture import MODELS, PRESETS, Architecture, Preset
-from attnlm.runs.ladder_plan import LadderPlan, read_plan
+from attnlm.runs.ladder_plan import LadderPlan
 from attnlm.runs.run import Run, open_run
 from attnlm.see.comparison import Comparison
 from attnlm.training.events import Evaluated, Started
@@ -47,7 +47,7 @@ def facts(ladder: Comparison) -> list[Any]:
 
 
 def plan_of(ladder: Comparison) -> LadderPlan:
-    assert ladder.path is not None and ladder.plan == read_plan(ladder.path)
+    assert ladder.path is not None and ladder.plan == LadderPlan.read(ladder.path)
     return ladder.plan
 
 
@@ -281,7 +281,7 @@ def test_a_budget_becomes_steps_before_the_first_rung_trains(
     with pytest.raises(KeyboardInterrupt):
         ladders.train(tmp_path, on_event=StopAt("rung 1"), **given)
     monkeypatch.delattr("attnlm.workflows.ladder.seconds_per_token")
-    plan = read_plan(tmp_path / "m")
+    plan = LadderPlan.read(tmp_path / "m")
     assert [plan.settings(rung, 1)["steps"] for rung in plan.rungs] == made
     if "seeds" not in given:
         ladder = attnlm.ladder(resume="m", checkpoint_dir=tmp_path)
@@ -337,7 +337,7 @@ def test_a_plan_that_nobody_would_write_is_refused(
     content = read_json((climbed.path or Path()) / "ladder.json")
     write_json(tmp_path / "ladder.json", {**content, key: value})
     with pytest.raises(AttnlmError) as caught:
-        read_plan(tmp_path)
+        LadderPlan.read(tmp_path)
     assert caught.value.message == f"{tmp_path / 'ladder.json'} {says}"
 
 

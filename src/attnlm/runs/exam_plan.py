@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import attnlm
-from attnlm.base import files
-from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.setting_fields import Settings, check_value, read_record, setting
+from attnlm.base.errors import UsageError
+from attnlm.base.setting_fields import Settings, check_value, setting
 from attnlm.base.suggestions import suggestion
 from attnlm.config.variants import variant
-from attnlm.runs.ladder_plan import keep_codes, kept_codes
-
-RECORD = "exam.json"
-_FORMAT = 1
+from attnlm.runs.ladder_plan import Plan
 
 
 class Exercise(NamedTuple):
@@ -73,15 +67,14 @@ _MODEL: Settings = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExamPlan:
-    """What an exam trains. An exam that was stopped is resumed with it."""
+class ExamPlan(Plan):
+    """What an exam trains."""
 
+    KIND, FILE = "exam", "exam.json"
     candidate: str
     """a variant, or the name of own code as in `mine.py:MyHead`"""
     part: str = ""
     """what the own code is: attention, mlp, scores or model; "" for a variant"""
-    codes: Mapping[str, Any] = field(default_factory=dict)
-    """the own code (OwnCode) that the candidate names, by its name there"""
     positions: str = "learned"
     """those of the model around a part"""
     tasks: tuple[str, ...] = tuple(SUITE)
@@ -110,13 +103,6 @@ class ExamPlan:
         code: Settings = {self.part: self.codes[self.candidate]}
         return code if self.part == "model" else {**around, **code}
 
-    def write(self, folder: Path) -> None:
-        """Write the plan to an exam's folder, with a copy of the own code."""
-        plan = {**vars(self), "codes": {name: code.sha256 for name, code in self.codes.items()}}
-        about = {"format": _FORMAT, "attnlm": attnlm.__version__}
-        files.write_json(folder / RECORD, {**about, **plan})
-        keep_codes(self.codes, folder)
-
 
 STANDARD = ExamPlan(candidate="transformer")
 """The exam whose runs all others are compared with."""
@@ -141,16 +127,3 @@ def trainings(
         settings = {**settings, "examples_per_window": 1}
     suffix = "" if steps is None else f"-of-{steps}-steps"
     return {f"{task}-seed-{seed}{suffix}": {**settings, "seed": seed} for seed in seeds}
-
-
-def read_plan(path: Path) -> ExamPlan:
-    """Return the plan in an exam's folder. Raises AttnlmError, which names a wrong value."""
-    path = path / RECORD
-    hint = "start a new exam with another `name`"
-    plan = read_record(ExamPlan, path, format=_FORMAT, hint=hint)
-    try:
-        plan = replace(plan, codes=kept_codes(plan.codes, path.parent))
-        plan.check()
-    except UsageError as error:
-        raise AttnlmError(f"{path} is not valid: {error.message}", hint) from None
-    return plan

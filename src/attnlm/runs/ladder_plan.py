@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import attnlm
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.folders import is_safe_name
+from attnlm.base.events import Note, OnEvent
+from attnlm.base.files import move_to_free, numbered_paths, workspace
+from attnlm.base.folders import check_name, command_for, is_safe_name, locked_for_training
 from attnlm.base.formatting import listed
 from attnlm.base.heads import head_code
 from attnlm.base.own_code import OwnCode
@@ -22,7 +27,6 @@ from attnlm.config.variants import variant
 from attnlm.model.own_arguments import CODE, PREFIX
 from attnlm.runs.records import DatasetFacts
 
-RECORD = "ladder.json"
 _FORMAT = 1
 _SHARED = ("block_size", "batch_size", "steps", "eval_every", "eval_tokens", "threads")
 RATE = "learning_rate"
@@ -42,9 +46,89 @@ REPAIR = "start another ladder with a lower rate, as bigram:learning_rate=0.01, 
 
 
 @dataclass(frozen=True, kw_only=True)
-class LadderPlan:
-    """The resolved settings of a ladder. A ladder that was stopped is resumed with them."""
+class Plan:
+    """What a ladder or an exam trains, kept in its folder, from which it can be resumed."""
 
+    KIND: ClassVar[str]
+    """ladder or exam"""
+    FILE: ClassVar[str]
+    """the name of the plan's file in the folder"""
+    codes: Mapping[str, Any] = field(default_factory=dict)
+    """the own code (OwnCode) that is trained, by its name in variants"""
+
+    def check(self) -> None:
+        """Raise UsageError for what cannot be trained."""
+        raise NotImplementedError
+
+    def places(self, path: Path) -> list[Path]:
+        """Return the folders that must not exist if `path` becomes the folder of this plan."""
+        return [path]
+
+    def write(self, folder: Path) -> None:
+        """Write the plan to its folder, with copies of the files of own code."""
+        codes = {name: code.sha256 for name, code in self.codes.items()}
+        about = {"format": _FORMAT, "attnlm": attnlm.__version__}
+        files.write_json(folder / self.FILE, {**about, **asdict(self), "codes": codes})
+        for code in self.codes.values():
+            (folder / CODE).mkdir(exist_ok=True)
+            files.write_bytes(folder / CODE / code.file, code.content())
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Return the plan in a folder. Raises AttnlmError, which names a wrong value."""
+        path, hint = folder / cls.FILE, f"start a new {cls.KIND} with another `name`"
+        plan = read_record(cls, path, format=_FORMAT, hint=hint)
+        codes = {}
+        for name, sha256 in plan.codes.items():
+            file, _, called = (head_code(name) or name).rpartition(":")
+            copy = folder / CODE / PurePath(file).name
+            codes[name] = OwnCode(f"{copy.name}:{called}", copy, str(sha256))
+        plan = replace(plan, codes=codes)
+        try:
+            plan.check()
+        except UsageError as error:
+            raise AttnlmError(f"{path} is not valid: {error.message}", hint) from None
+        return plan
+
+    def create_folder(self, root: Path, name: str | None) -> Path:
+        """Create the folder of a new ladder or exam, which never lacks the plan; return its path.
+
+        The default name is `<kind>-001` and so on. Raises AttnlmError if one of `places` exists.
+        """
+        if name is not None:
+            check_name(name)
+        with workspace(root) as work:
+            new = work / "new"
+            new.mkdir()
+            self.write(new)
+            for path in numbered_paths(root, self.KIND) if name is None else [root / name]:
+                existing = [place for place in self.places(path) if os.path.lexists(place)]
+                if not existing:
+                    return move_to_free(new, [path])
+        hint = f"choose another `name` for the {self.KIND}"
+        if (existing[0] / self.FILE).exists():
+            resume = command_for(f"attnlm {self.KIND} --resume", existing[0])
+            hint = f"resume it: {resume}, or {hint}"
+        raise AttnlmError(f"{existing[0]} exists, and runs are never overwritten", hint)
+
+    @contextlib.contextmanager
+    def training(self, path: Path, on_event: OnEvent) -> Iterator[None]:
+        """Hold the lock of the plan's folder, and say how to resume what Ctrl-C interrupts."""
+        hint = f"wait until that process ends, or stop it, or start another {self.KIND}"
+        with locked_for_training(path, hint):
+            try:
+                yield
+            except KeyboardInterrupt:
+                resume = command_for(f"attnlm {self.KIND} --resume", path)
+                on_event(Note(f"stopped; the models trained so far are saved: {resume}"))
+                raise
+
+
+@dataclass(frozen=True, kw_only=True)
+class LadderPlan(Plan):
+    """The resolved settings of a ladder."""
+
+    KIND, FILE = "ladder", "ladder.json"
     dataset: DatasetFacts
     """its name, path and hashes"""
     rungs: tuple[str, ...]
@@ -83,8 +167,6 @@ class LadderPlan:
     """the settings that a rung has because of `equal` or `tune`, by its name"""
     failed: Mapping[str, str] = field(default_factory=dict)
     """why a rung failed, by its name: training diverged, or its own code raised an error"""
-    codes: Mapping[str, Any] = field(default_factory=dict)
-    """the own code (OwnCode) that the rungs name, by its name there"""
 
     def settings(self, rung: str, seed: int) -> dict[str, Any]:
         """Return the training settings of a rung for one seed."""
@@ -138,6 +220,10 @@ class LadderPlan:
             for rung, name in plain.items()
         }
 
+    def places(self, path: Path) -> list[Path]:
+        """Return the ladder's folder and those of its runs."""
+        return [path, *itertools.chain(*self.runs(path).values())]
+
     def check(self) -> None:
         """Raise UsageError for a rung that does not exist or is named twice, and for numbers out of
         range."""
@@ -147,7 +233,7 @@ class LadderPlan:
             raise UsageError(
                 "`rungs` is empty or contains a rung twice", "name each rung once: bigram,average"
             )
-        names = [paths[-1].name for paths in self.runs(Path(RECORD)).values()]
+        names = [paths[-1].name for paths in self.runs(Path(self.FILE)).values()]
         if len({*names}) < len(names) or not all(map(is_safe_name, names)):
             raise UsageError(
                 f"the rungs' runs cannot have folders of these names: {listed(names)}",
@@ -163,31 +249,6 @@ class LadderPlan:
         for rung in self.rungs:
             resolve(self.settings(rung, self.seed + self.seeds - 1))
 
-    def write(self, folder: Path) -> None:
-        """Write the plan to a ladder's folder."""
-        plan = asdict(self)
-        plan["codes"] = {name: code.sha256 for name, code in self.codes.items()}
-        about = {"format": _FORMAT, "attnlm": attnlm.__version__}
-        files.write_json(folder / RECORD, {**about, **plan})
-        keep_codes(self.codes, folder)
-
-
-def keep_codes(codes: Mapping[str, OwnCode], folder: Path) -> None:
-    """Write copies of the files of own code to a ladder's folder."""
-    for code in codes.values():
-        (folder / CODE).mkdir(exist_ok=True)
-        files.write_bytes(folder / CODE / code.file, code.content())
-
-
-def kept_codes(hashes: Mapping[str, Any], folder: Path) -> dict[str, OwnCode]:
-    """Return the own code of which a ladder's folder has copies, by its name in variants."""
-    codes = {}
-    for name, sha256 in hashes.items():
-        file, _, called = (head_code(name) or name).rpartition(":")
-        copy = folder / CODE / PurePath(file).name
-        codes[name] = OwnCode(f"{copy.name}:{called}", copy, str(sha256))
-    return codes
-
 
 SETTINGS: dict[str, type] = {
     **dict.fromkeys(("seeds", "tune", "equal", "prompt", "tokens"), LadderPlan),
@@ -195,16 +256,3 @@ SETTINGS: dict[str, type] = {
     "seed": TrainingConfig,
 }
 """The record of each setting of a ladder."""
-
-
-def read_plan(path: Path) -> LadderPlan:
-    """Return the plan in a ladder's folder. Raises AttnlmError, which names a wrong value."""
-    path = path / RECORD
-    hint = "start a new ladder with another `name`"
-    plan = read_record(LadderPlan, path, format=_FORMAT, hint=hint)
-    try:
-        plan = replace(plan, codes=kept_codes(plan.codes, path.parent))
-        plan.check()
-    except UsageError as error:
-        raise AttnlmError(f"{path} is not valid: {error.message}", hint) from None
-    return plan

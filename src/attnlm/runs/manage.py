@@ -10,8 +10,8 @@ from typing import Any
 
 from attnlm.base.events import OnEvent
 from attnlm.base.folders import CHECKPOINT_DIR, FolderEntry, is_locked, newest_first, read_entry
-from attnlm.runs import exam_plan
-from attnlm.runs.ladder_plan import RECORD, read_plan
+from attnlm.runs.exam_plan import ExamPlan
+from attnlm.runs.ladder_plan import LadderPlan
 from attnlm.runs.run import open_run
 
 # A folder with such a file counts as a run, even if other files are missing.
@@ -66,31 +66,25 @@ def list_runs(
 
 def run_entry(path: Path) -> RunEntry | None:
     """Return the entry of the run or ladder in `path`, or None for any other folder."""
-    if os.path.lexists(path / exam_plan.RECORD):
-        entry = RunEntry(name=path.name, path=path, kind="exam", is_training=is_locked(path))
-        read_values = functools.partial(_exam_values, path)
-        return read_entry(entry, (exam_plan.RECORD,), read_values)
-    is_ladder = os.path.lexists(path / RECORD)
-    if not is_ladder and not any(os.path.lexists(path / name) for name in _FILES):
+    kind, read_values = "run", _run_values
+    for plan, values in ((ExamPlan, _exam_values), (LadderPlan, _ladder_values)):
+        if os.path.lexists(path / plan.FILE):
+            kind, read_values = plan.KIND, values
+    if kind == "run" and not any(os.path.lexists(path / name) for name in _FILES):
         return None
-    entry = RunEntry(
-        name=path.name,
-        path=path,
-        kind="ladder" if is_ladder else "run",
-        is_training=is_locked(path),
-    )
-    read_values = functools.partial(_ladder_values if is_ladder else _run_values, path)
-    return read_entry(entry, (RECORD, *_FILES[:2]), read_values)
+    entry = RunEntry(name=path.name, path=path, kind=kind, is_training=is_locked(path))
+    dated_by = (ExamPlan.FILE, LadderPlan.FILE, *_FILES[:2])
+    return read_entry(entry, dated_by, functools.partial(read_values, path))
 
 
 def _ladder_values(path: Path) -> dict[str, Any]:
-    plan = read_plan(path)
+    plan = LadderPlan.read(path)
     names = tuple(run.name for paths in plan.runs(path).values() for run in paths)
     return {"dataset": plan.dataset.name, "steps": plan.steps, "rungs": names}
 
 
 def _exam_values(path: Path) -> dict[str, Any]:
-    plan = exam_plan.read_plan(path)
+    plan = ExamPlan.read(path)
     return {"model": plan.candidate, "dataset": f"{len(plan.tasks)} tasks"}
 
 

@@ -14,7 +14,7 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.folders import CHECKPOINT_DIR, DATA_DIR, flag, folder_names
 from attnlm.base.setting_fields import quoted
 from attnlm.base.suggestions import suggestion
-from attnlm.runs.ladder_plan import RECORD, read_plan
+from attnlm.runs.ladder_plan import LadderPlan
 from attnlm.runs.records import NOT_COMPARABLE
 from attnlm.runs.run import Run, open_run
 from attnlm.see.comparison import BITS, Comparison, Group
@@ -165,8 +165,8 @@ def _members(
     else:
         name = str(group)
         places = (root / name, Path(name))
-        if folder := next((place for place in places if (place / RECORD).is_file()), None):
-            plan = read_plan(folder)
+        if folder := next((place for place in places if (place / LadderPlan.FILE).is_file()), None):
+            plan = LadderPlan.read(folder)
             prefix = "" if is_alone else f"{folder.name}:"
             rungs = plan.runs(folder).items()
             found = {rung: paths for rung, paths in rungs if rung not in plan.failed}

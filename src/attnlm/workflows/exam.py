@@ -27,7 +27,7 @@ from attnlm.config.variants import named_codes, split_variant, variant
 from attnlm.data.dataset import Dataset
 from attnlm.data.prepare import prepare
 from attnlm.model.own_arguments import infer_kind
-from attnlm.runs.exam_plan import STANDARD, SUITE, ExamPlan, read_plan, trainings
+from attnlm.runs.exam_plan import STANDARD, SUITE, ExamPlan, trainings
 from attnlm.runs.run import Run
 from attnlm.see.exam_card import Exam, TaskResult, judged
 from attnlm.workflows.answers import answer_pairs, select_pairs
@@ -73,7 +73,7 @@ def exam(
     root, on_event = Path(checkpoint_dir), on_event or ignore
     if resume is not None:
         path = find_folder(resume, root, kind="exam")
-        plan = read_plan(path)
+        plan = ExamPlan.read(path)
     elif candidate is None:
         raise UsageError("no candidate", "name a file, a head of the library, or a variant")
     else:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import itertools
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +10,11 @@ from typing import Any
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
-from attnlm.base.files import move_to_free, numbered_paths, workspace
+from attnlm.base.files import workspace
 from attnlm.base.folders import (
     CHECKPOINT_DIR,
     DATA_DIR,
-    check_name,
-    command_for,
     find_folder,
-    locked_for_training,
 )
 from attnlm.base.own_code import own_traceback
 from attnlm.base.setting_fields import describe_settings, differing_names
@@ -30,7 +25,7 @@ from attnlm.config.variants import named_codes
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.generation.sampling import sample
 from attnlm.generation.sampling_config import draw_seed
-from attnlm.runs.ladder_plan import RATE, RECORD, REPAIR, SETTINGS, LadderPlan, read_plan
+from attnlm.runs.ladder_plan import RATE, REPAIR, SETTINGS, LadderPlan
 from attnlm.runs.records import dataset_facts
 from attnlm.runs.run import Run, open_recorded
 from attnlm.see.comparison import Comparison, Group
@@ -112,10 +107,10 @@ def ladder(
         opened = open_dataset(dataset, data_dir=data_dir)
         plan = _new_plan(opened, given, on_event)
         check_baseline(baseline, plan.rungs)
-        path = _new_folder(plan, name, folder)
+        path = plan.create_folder(folder, name)
     else:
         path = find_folder(resume, folder, kind="ladder")
-        plan = read_plan(path)
+        plan = LadderPlan.read(path)
         check_baseline(baseline, plan.rungs)
         given |= {} if name is None else {"name": name}
         for key in differing_names(given, vars(plan)):
@@ -126,14 +121,8 @@ def ladder(
         opened = open_recorded(path.name, plan.dataset, Path(data_dir), dataset)
         if not any(run.exists() for paths in plan.runs(path).values() for run in paths):
             on_event(Note(f"no run of {path.name} exists; if it was renamed, rename its runs too"))
-    hint = "wait until that process ends, or stop it, or start another ladder"
-    with locked_for_training(path, hint):
-        try:
-            return _compared(path, plan, opened, baseline, on_event)
-        except KeyboardInterrupt:
-            resume_it = command_for("attnlm ladder --resume", path)
-            on_event(Note(f"stopped; the models trained so far are saved: {resume_it}"))
-            raise
+    with plan.training(path, on_event):
+        return _compared(path, plan, opened, baseline, on_event)
 
 
 ladder.__doc__ = f"""{inspect.cleandoc(ladder.__doc__ or "")}
@@ -273,25 +262,6 @@ def _with_steps(
     if plan.equal not in ("flops", "time"):
         return plan
     return plan.adapting({r: {"steps": max(1, round(plan.steps * n))} for r, n in relative.items()})
-
-
-def _new_folder(plan: LadderPlan, name: str | None, folder: Path) -> Path:
-    """Create the folder of a new ladder and return its path. The folder never lacks the plan."""
-    if name is not None:
-        check_name(name)
-    with workspace(folder) as work:
-        new = work / "new"
-        new.mkdir()
-        plan.write(new)
-        for path in numbered_paths(folder, "ladder") if name is None else [folder / name]:
-            places = [path, *itertools.chain(*plan.runs(path).values())]
-            existing = list(filter(os.path.lexists, places))
-            if not existing:
-                return move_to_free(new, [path])
-    hint = "choose another `name` for the ladder"
-    if (existing[0] / RECORD).exists():
-        hint = f"resume it: {command_for('attnlm ladder --resume', existing[0])}, or {hint}"
-    raise AttnlmError(f"{existing[0]} exists, and runs are never overwritten", hint)
 
 
 # --- The best learning rate of each rung ----------------------------------------------------------
