@@ -212,7 +212,7 @@ the uniform baseline is in bits
 "uniform (ln V)": math.log(vocab_size), => "uniform (ln V)": math.log2(vocab_size),
 == runs/run.py
 what the ticker says of later steps is kept
-self._ticker.records() if line.step in steps] => self._ticker.records()]
+in self.ticker() if snapshot.step in steps] => in self.ticker()]
 == see/comparison.py
 groups are ranked while their losses fall
 if fall > max(_NOTICEABLE, apart): => if False:
