@@ -178,10 +178,7 @@ the wrong head is silenced
 layer, head = self._silenced => layer, head = self._silenced[0], 0
 == model/textbook.py
 the residual stream is left out of the textbook
--y = mlp(a, with_prefix(block, "mlp."), y)
--            x = x + y if a.residual else y
-+y = mlp(a, with_prefix(block, "mlp."), y)
-+            x = y
+x_TC = x_TC + mlp_TC if a.residual else mlp_TC => x_TC = mlp_TC
 == runs/checkpoint.py
 a checkpoint's digest is not compared
 facts[_HASH] != _hash(path, str(facts[_HASH])) => facts[_HASH] == ""

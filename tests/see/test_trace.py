@@ -52,7 +52,7 @@ def test_steps_and_script_give_the_models_logits(name: str, trained: Path, capsy
     layers = {"bigram": 0, "transformer": 2, "tied": 2}.get(name, 1)
     assert len(attending) == layers
     for softmax in attending:
-        masked = steps[softmax.name.replace("softmax", "mask")].values
+        masked = steps[softmax.name.replace("softmax", "masked")].values
         torch.testing.assert_close(torch.softmax(masked, -1), softmax.values)
     assert sum(p for _, p in traced.next) <= 1 + 1e-6
     words = str(traced)
@@ -96,7 +96,7 @@ def test_trace_prints_steps_or_json(trained: Path) -> None:
     assert [step["name"] for step in facts["operations"]] == ["tokens", "logits", "probabilities"]
     text = command("trace", "the", "average", "--json", cwd=trained).stdout
     assert "Infinity" not in text and "NaN" not in text
-    masks = [step["values"] for step in json.loads(text)["operations"] if step["name"] == "mask"]
+    masks = [step["values"] for step in json.loads(text)["operations"] if step["name"] == "masked"]
     assert masks == [[[[0, None, None], [0, 0, None], [0, 0, 0]]]]
 
 

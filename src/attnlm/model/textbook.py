@@ -1,8 +1,11 @@
 """The forward pass of every model in plain textbook form: a function of the weights alone.
 
 The code is slow and shares nothing with the torch modules of the models. Tests compare those
-modules with this code, and `attnlm trace --as-code` prints it without the branches that a model
-does not take.
+modules with this code. `attnlm trace` follows it without the branches that a model does not take,
+and `--as-code` prints it: each tensor whose name ends with its axes is a step of the trace.
+
+Axes: T tokens, C features, H heads, K key and value heads, D head size, F width of an MLP,
+V vocabulary, X = H·D, the heads side by side.
 """
 
 from __future__ import annotations
@@ -21,25 +24,29 @@ Weights = Mapping[str, Tensor]
 def forward(a: Architecture, weights: Weights, ids: Tensor) -> Tensor:
     """Return logits, (T,) → (T, V), without dropout; `weights` holds the weights by name."""
     if a.embed_dim is None:
-        return weights["table.weight"][ids]  # each token's row of the table
-    x = weights["token_embedding.weight"][ids]
+        logits_TV = weights["table.weight"][ids]  # each token's row of the table
+        return logits_TV  # noqa: RET504 - a step of the trace
+    x_TC = weights["token_embedding.weight"][ids]
     if a.positions == "learned":
-        x = x + weights["position_embedding.weight"][: len(ids)]
+        x_TC = x_TC + weights["position_embedding.weight"][: len(ids)]
     for layer in range(a.layers):
         block = with_prefix(weights, f"blocks.{layer}.")
         if a.attention != "none":
-            y = norm(a, with_prefix(block, "attention_norm."), x) if a.norm != "none" else x
-            y = attend(a, with_prefix(block, "attention."), y)
-            x = x + y if a.residual else y
+            read_TC = (
+                norm(a, with_prefix(block, "attention_norm."), x_TC) if a.norm != "none" else x_TC
+            )
+            attended_TC = attend(a, with_prefix(block, "attention."), read_TC)
+            x_TC = x_TC + attended_TC if a.residual else attended_TC
         if a.mlp != "none":
-            y = norm(a, with_prefix(block, "mlp_norm."), x) if a.norm != "none" else x
-            y = mlp(a, with_prefix(block, "mlp."), y)
-            x = x + y if a.residual else y
+            read_TC = norm(a, with_prefix(block, "mlp_norm."), x_TC) if a.norm != "none" else x_TC
+            mlp_TC = mlp(a, with_prefix(block, "mlp."), read_TC)
+            x_TC = x_TC + mlp_TC if a.residual else mlp_TC
     if a.norm != "none":
-        x = norm(a, with_prefix(weights, "norm."), x)
-    head = "token_embedding." if a.tie_embeddings else "head."
-    logits = x @ weights[head + "weight"].T
-    return logits + weights["head.bias"] if a.head_bias else logits
+        x_TC = norm(a, with_prefix(weights, "norm."), x_TC)
+    logits_TV = x_TC @ weights["token_embedding.weight" if a.tie_embeddings else "head.weight"].T
+    if a.head_bias:
+        logits_TV = logits_TV + weights["head.bias"]
+    return logits_TV
 
 
 def with_prefix(weights: Weights, prefix: str) -> dict[str, Tensor]:
@@ -56,37 +63,47 @@ def linear(weights: Weights, name: str, x: Tensor) -> Tensor:
 def norm(a: Architecture, weights: Weights, x: Tensor) -> Tensor:
     """Return the RMS norm or layer norm of x over the last axis."""
     if a.norm == "rms":
-        return x / (x.square().mean(-1, keepdim=True) + a.norm_epsilon).sqrt() * weights["gain"]
-    x = x - x.mean(-1, keepdim=True)
-    x = x / (x.square().mean(-1, keepdim=True) + a.norm_epsilon).sqrt() * weights["gain"]
+        return rms(a, x) * weights["gain"]
+    x = rms(a, x - x.mean(-1, keepdim=True)) * weights["gain"]
     return x + weights["bias"] if a.bias else x
 
 
-def attend(a: Architecture, weights: Weights, x: Tensor) -> Tensor:
+def rms(a: Architecture, x: Tensor) -> Tensor:
+    """Return x divided by the root of its mean square over the last axis."""
+    return x / (x.square().mean(-1, keepdim=True) + a.norm_epsilon).sqrt()
+
+
+def attend(a: Architecture, weights: Weights, x_TC: Tensor) -> Tensor:
     """Return causal attention, (T, C) → (T, C), or (T, H·D) if its heads have no projection."""
-    T = len(x)
-    later = torch.ones(T, T, dtype=torch.bool).triu(1)  # keys after the query
+    T = len(x_TC)
+    if a.attention == "softmax":
+        H, K, D = a.heads, a.num_kv_heads, a.head_dim  # heads, key and value heads, their width
+        q_HTD = linear(weights, "query", x_TC).view(T, H, D).transpose(0, 1)
+        k_KTD = linear(weights, "key", x_TC).view(T, K, D).transpose(0, 1)
+        v_KTD = linear(weights, "value", x_TC).view(T, K, D).transpose(0, 1)
+        if a.query_key_norm:
+            q_HTD = rms(a, q_HTD) * weights["query_norm.gain"]
+            k_KTD = rms(a, k_KTD) * weights["key_norm.gain"]
+        if a.positions == "rotary":
+            q_HTD = rotate(a, q_HTD)
+            k_KTD = rotate(a, k_KTD)
+        k_HTD, v_HTD = k_KTD, v_KTD
+        if a.num_kv_heads != a.heads:  # each serves H/K queries
+            k_HTD = k_KTD.repeat_interleave(H // K, dim=0)
+            v_HTD = v_KTD.repeat_interleave(H // K, dim=0)
+    else:
+        v_HTD = x_TC[None]  # one head without parameters: queries, keys and values are x itself
+        q_HTD = k_HTD = v_HTD
     if a.attention == "uniform":
-        return torch.softmax(x.new_zeros(T, T).masked_fill(later, -torch.inf), dim=-1) @ x
-    if a.attention == "parameter-free":
-        scores = x @ x.T / x.size(-1) ** 0.5
-        return torch.softmax(scores.masked_fill(later, -torch.inf), dim=-1) @ x
-    H, K, D = a.heads, a.num_kv_heads, a.head_dim  # heads, key and value heads, their width
-    q = linear(weights, "query", x).view(T, H, D).transpose(0, 1)  # (H, T, D)
-    k = linear(weights, "key", x).view(T, K, D).transpose(0, 1)
-    v = linear(weights, "value", x).view(T, K, D).transpose(0, 1)
-    if a.query_key_norm:
-        q = q / (q.square().mean(-1, keepdim=True) + a.norm_epsilon).sqrt()
-        k = k / (k.square().mean(-1, keepdim=True) + a.norm_epsilon).sqrt()
-        q, k = q * weights["query_norm.gain"], k * weights["key_norm.gain"]
-    if a.positions == "rotary":
-        q, k = rotate(a, q), rotate(a, k)
-    if a.num_kv_heads != a.heads:
-        k, v = (y.repeat_interleave(H // K, dim=0) for y in (k, v))  # each serves H/K queries
-    scores = q @ k.mT / D**0.5  # (H, T, T)
-    attention = torch.softmax(scores.masked_fill(later, -torch.inf), dim=-1)
-    mixed = (attention @ v).transpose(0, 1).reshape(T, H * D)
-    return linear(weights, "projection", mixed) if a.projection else mixed
+        scores_HTT = torch.zeros(1, T, T, dtype=x_TC.dtype)
+    else:
+        scores_HTT = q_HTD @ k_HTD.mT / q_HTD.size(-1) ** 0.5
+    # No query sees a later key.
+    masked_HTT = scores_HTT.masked_fill(torch.ones(T, T).triu(1).bool(), -torch.inf)
+    softmax_HTT = torch.softmax(masked_HTT, dim=-1)
+    mixed_HTD = softmax_HTT @ v_HTD
+    joined_TX = mixed_HTD.transpose(0, 1).flatten(1)
+    return linear(weights, "projection", joined_TX) if a.projection else joined_TX
 
 
 def rotate(a: Architecture, x: Tensor) -> Tensor:
@@ -107,11 +124,11 @@ def rotate(a: Architecture, x: Tensor) -> Tensor:
 
 def mlp(a: Architecture, weights: Weights, x: Tensor) -> Tensor:
     """Return the output of the MLP, which processes each token separately."""
-    hidden = linear(weights, "up", x)
+    hidden_TF = linear(weights, "up", x)
     if a.mlp == "swiglu":
-        hidden = F.silu(linear(weights, "gate", x)) * hidden
+        hidden_TF = F.silu(linear(weights, "gate", x)) * hidden_TF
     elif a.mlp == "gelu":
-        hidden = F.gelu(hidden, approximate="tanh")
+        hidden_TF = F.gelu(hidden_TF, approximate="tanh")
     else:
-        hidden = F.relu(hidden) ** 2
-    return linear(weights, "down", hidden)
+        hidden_TF = F.relu(hidden_TF) ** 2
+    return linear(weights, "down", hidden_TF)

@@ -1,7 +1,7 @@
 """Trace one forward pass step by step, or print it as a PyTorch script without attnlm.
 
-The script is the forward pass of textbook.py, with the model's settings as constants and without
-the branches that the model does not take.
+Both are the forward pass of textbook.py, with the model's settings as constants and without the
+branches that the model does not take. A step is a tensor whose name there ends with its axes.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from attnlm.model import textbook
 from attnlm.model.architecture import Architecture
 from attnlm.model.inspection import check_finite, check_textbook
-from attnlm.model.recorder import NotRecordedError, Recorder, Site, record
 from attnlm.model.spec import require_architecture
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run, open_run
@@ -73,7 +73,7 @@ class Trace:
             yield f"{number}. {one.name}  ({one.axes.replace(' ', ', ')}) = {shape}"
             yield f"   {one.formula}"
             values, prefix = one.values, ""
-            if one.axes[0] == "H":
+            if values.dim() == 3:
                 prefix = f"head 1 of {len(values)}, " if len(values) > 1 else ""
                 values = values[0]
             if one.axes == "T":
@@ -123,14 +123,13 @@ def trace(
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
     architecture = require_architecture(run.config.spec, "a trace")
     check_textbook(model, run.name)
-    recorder = record(model, torch.tensor([ids]))
-    probabilities_TV = torch.softmax(recorder.logits[0], -1)
     operations = [
         Operation("tokens", "the text's ids in the vocabulary", "T", torch.tensor(ids)),
-        *_operations(architecture, recorder),
-        Operation("probabilities", "softmax(logits)", "T V", probabilities_TV),
+        *_operations(architecture, model.state_dict(), torch.tensor(ids)),
     ]
-    check_finite(*(one.values for one in operations if not one.name.endswith("mask")))
+    probabilities_TV = torch.softmax(operations[-1].values, -1)
+    operations.append(Operation("probabilities", "softmax(logits)", "T V", probabilities_TV))
+    check_finite(*(one.values for one in operations if not one.name.endswith("masked")))
     last_V = probabilities_TV[-1].numpy()
     order = likeliest(last_V, _CANDIDATES)
     candidates = list(zip(token_texts(run.tokenizer, order), last_V[order].tolist(), strict=True))
@@ -138,77 +137,35 @@ def trace(
     return Trace(run.name, run.config.spec.name, tokens, operations, candidates)
 
 
-_NORMS = {
-    "rms": "x / √(mean x² + ε) · gain",
-    "layer": "(x − mean) / √(variance + ε) · gain + bias",
-}
-_MLPS = {
-    "swiglu": "down(silu(gate · y) · up · y)",
-    "gelu": "down(gelu(up · y))",
-    "relu2": "down(relu(up · y)²)",
-}
-_SCORES = {
-    "uniform": "0 everywhere: no token counts more than another",
-    "parameter-free": "x · xᵀ / √C: queries, keys and values are x itself",
-    "softmax": "q · kᵀ / √D",
-}
+def _operations(a: Architecture, weights: textbook.Weights, ids: Tensor) -> Iterator[Operation]:
+    """Compute the textbook pass; yield the assignments to names that end with axes."""
+    steps: list[tuple[str, str, Any]] = []
+    module = ast.parse(specialise_textbook(a))
+    names: dict[str, Any] = {
+        "torch": torch,
+        "F": functional,
+        "keep": lambda *step: steps.append(step),
+    }
+    exec(compile(_Kept().visit(module), "textbook", "exec"), names)
+    names["forward"](weights, ids)
+    layer = 0
+    for target, formula, value in steps:
+        name, _, axes = target.rpartition("_")
+        layer += target == "block"  # the weights of the next layer
+        prefix = f"layer {layer} " if a.layers > 1 and layer and name != "logits" else ""
+        if name and axes.isupper():
+            yield Operation(prefix + name, formula, " ".join(axes), value)
 
 
-def _operations(a: Architecture, recorder: Recorder) -> Iterator[Operation]:
-    embedded = recorder.activations.get(Site("stream", -1))
-    if embedded is None:
-        yield Operation("logits", "each token's row of the table", "T V", recorder.logits[0])
-        return
-    positions = " + position_embedding[0 … T−1]" if a.positions == "learned" else ""
-    yield Operation("embedding", f"token_embedding[tokens]{positions}", "T C", embedded[0])
-    for number in range(a.layers):
-        prefix = f"layer {number + 1} " if a.layers > 1 or a.residual else ""
-        for name, formula, axes, values in _layer_operations(a, recorder.layer(number)):
-            yield Operation(prefix + name, formula, axes, values[0])
-    last = "stream" if a.residual else "mlp" if a.mlp != "none" else "attended"
-    normed = f"norm({last})" if a.norm != "none" else last
-    bias = " + bias" if a.head_bias else ""
-    yield Operation("logits", f"{normed} · headᵀ{bias}", "T V", recorder.logits[0])
+class _Kept(ast.NodeTransformer):
+    """An AST pass after which each assignment of a new value calls keep(name, formula, value)."""
 
-
-def _layer_operations(
-    a: Architecture, layer: Mapping[str, Tensor]
-) -> Iterator[tuple[str, str, str, Tensor]]:
-    """Yield the operations of one block, with numbers of shape (1, …) for a batch of one text.
-
-    Raises NotRecordedError if the queries, keys and values of an attention were not observed.
-    """
-    attends = a.attention != "none"
-    if attends:
-        if "scores" not in layer:
-            raise NotRecordedError
-        if a.norm != "none":
-            yield "norm", _NORMS[a.norm], "T C", layer["read"]
-        is_softmax = a.attention == "softmax"
-        if is_softmax:
-            bias = " + bias" if a.qkv_bias else ""
-            placed = ["normalised"] * a.query_key_norm
-            placed += ["rotated by position"] * (a.positions == "rotary")
-            then = f", {' and '.join(placed)}" if placed else ""
-            yield "q", f"x · W_qᵀ{bias}{then}", "H T D", layer["query"]
-            yield "k", f"x · W_kᵀ{bias}{then}", "H T D", layer["key"]
-            yield "v", f"x · W_vᵀ{bias}", "H T D", layer["value"]
-        later = torch.ones_like(layer["scores"], dtype=torch.bool).triu(1)
-        masked = layer["scores"].masked_fill(later, -torch.inf)
-        joined = "the heads side by side" + (", then the projection" if a.projection else "")
-        yield "scores", _SCORES[a.attention], "H T T", layer["scores"]
-        yield "mask", "−∞ where the key comes after the query", "H T T", masked
-        yield "softmax", "eˢ / Σ eˢ along each row: the attention weights", "H T T", layer["maps"]
-        yield "mix", f"weights · {'v' if is_softmax else 'x'}", "H T D", layer["mixed"]
-        yield "attended", joined, "T C", layer["attended"]
-    if a.mlp != "none":
-        before = "attended" if attends else "x"
-        before = f"x + {before}" if a.residual and attends else before
-        read = f"norm({before})" if a.norm != "none" else before
-        yield "mlp", f"{_MLPS[a.mlp]}, y = {read}", "T C", layer["mlp"]
-    if a.residual:
-        added = [name for name in ("attended", "mlp") if name in layer]
-        yield "stream", " + ".join(["x", *added]), "T C", layer["stream"]
+    def visit_Assign(self, node: ast.Assign) -> ast.AST | list[ast.stmt]:
+        (target,) = node.targets if len(node.targets) == 1 else (None,)
+        if not isinstance(target, ast.Name) or isinstance(node.value, ast.Name):
+            return node
+        call = f"keep({target.id!r}, {ast.unparse(node.value)!r}, {target.id})"
+        return [node, *ast.parse(call).body]
 
 
 # --- The pass as a script -------------------------------------------------------------------------
