@@ -23,10 +23,10 @@ from attnlm.runs.journal import EvaluationRecord, Snapshot
 from attnlm.runs.ladder_plan import LadderPlan
 from attnlm.runs.run import Checkpoint, Result
 from attnlm.see.heads import HeadReport
-from attnlm.see.model_page import Exported
 from attnlm.see.pictures import Grid
 from attnlm.see.trace import Operation
 from attnlm.see.verdicts import Pair
+from attnlm.workflows.export import Exported
 
 _FOLDER = Path(__file__).parent
 _NOTE = "<!-- Written by `python docs/generate.py`: edit the program instead. -->\n"

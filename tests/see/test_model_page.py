@@ -641,7 +641,7 @@ def test_the_command_takes_a_title_and_a_text(
 def test_force_replaces_a_page_or_writes_a_large_one_but_follows_no_link(
     checkpoints: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("attnlm.see.model_page.LARGEST", 1000)
+    monkeypatch.setattr("attnlm.workflows.export._LARGEST_PAGE", 1000)
     tied = ("export", "tied", "x.html", *checkpoints)
     fails(*tied, cwd=tmp_path, code=1, says="too many for a page", hints="--force")
     (tmp_path / "x.html").write_text("mine")

@@ -256,7 +256,7 @@ class Comparison:
                     "group": pair.groups[0],
                     "than": pair.groups[1],
                     "verdict": pair.verdict,
-                    "difference": f"{pair.difference:+z.4f}",
+                    "difference": f"{pair.difference:+z.4f}".replace("-", "−"),
                     "interval": interval_text(pair.interval),
                     "p": f"{pair.p:.2g}",
                     "seeds needed": f"{pair.seeds_needed or ''}",
@@ -493,6 +493,8 @@ def _are_equal(values: Sequence[object]) -> bool:
 
 
 def _short(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.5g}"
     return "" if value is None else f"{value}"[:40]

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
-from attnlm.base import files
-from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.formatting import quantity
+from attnlm.base.errors import AttnlmError
 from attnlm.model.architecture import Architecture
 from attnlm.model.spec import UnsupportedError, require_architecture
 from attnlm.runs.checkpoint import Array
@@ -24,67 +21,8 @@ from attnlm.tokens.tokenizer import BpeTokenizer, CharTokenizer, IdsTokenizer, T
 
 _LARGEST_IN_F32 = 2_000_000
 """The largest number of parameters of a model that uses float32 by default; others use float16."""
-LARGEST = 60_000_000
-"""The limit for the parameters of a page's models together. It does not hold if `force` is set."""
 _MOST_TO_TRY = 2_000_000
 """The limit for the parameters of models beside other content, for a page of about 10 MB."""
-PageMaker = Callable[[Sequence[dict[str, Any]], str], bytes]
-
-
-@dataclass(frozen=True)
-class Exported:
-    """The result of an export."""
-
-    path: Path
-    form: str
-    """a class of `transformers`, or "a page of" and its file size"""
-    checkpoint: str
-    """best, last or a step; for a page of several runs, those that occur, separated by commas"""
-
-
-def export_to_html(
-    runs: Sequence[Run],
-    path: Path,
-    *,
-    type: str | None,
-    checkpoint: str,
-    force: bool,
-    make_page: PageMaker,
-    text: str | None = None,
-) -> Exported:
-    """Write a page that runs the models of `runs`.
-
-    `make_page` makes the page from the models' JSON values and a first text, which is `text`
-    (default: `first_text`). The file is written atomically. Raises UsageError if its name does not
-    end with .html. Raises AttnlmError if `path` is a folder, if a run's files are missing or
-    damaged, for a weight that float16 can't represent, and for a `text` that a tokenizer can't
-    encode; and, unless `force` is set, if `path` exists or the models are too large.
-    """
-    if path.suffix != ".html":
-        raise UsageError("the name of a page must end with .html", f"name it {path.name}.html")
-    if path.is_dir():
-        raise AttnlmError(f"{path} is a folder", "choose another name")
-    if path.exists() and not force:
-        raise AttnlmError(
-            f"{path} already exists", "choose a new name, or replace the page with `force`"
-        )
-    parameters = sum(run.parameters for run in runs)
-    if parameters > LARGEST and not force:
-        raise AttnlmError(
-            f"{parameters:,} parameters are too many for a page (at most {LARGEST:,})",
-            "export a smaller model, or use `force`",
-        )
-    checkpoints = [run.checkpoint(checkpoint) for run in runs]
-    for run in runs:
-        run.tokenizer.encode(text or "")
-    pairs = zip(runs, checkpoints, strict=True)
-    models = [run_data(run, weights, type) for run, weights in pairs]
-    page = make_page(models, first_text(runs) if text is None else text)
-    with files.explaining_os_errors(path, ", or name another file"):
-        path.absolute().parent.mkdir(parents=True, exist_ok=True)
-        files.write_bytes(path, page)
-    kind = f"a page of {quantity(len(page), 'B')}"
-    return Exported(path, kind, ", ".join(dict.fromkeys(weights.which for weights in checkpoints)))
 
 
 def models_to_try(runs: Mapping[str, Run], checkpoint: str = "auto") -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,27 @@ from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import OnEvent, ignore
 from attnlm.base.files import move_to_free, workspace
+from attnlm.base.formatting import quantity
 from attnlm.base.suggestions import suggestion
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.runs import hub
 from attnlm.runs.run import Checkpoint, Run, open_run, run_summary
-from attnlm.see.model_page import Exported, PageMaker, export_to_html, play_page
+from attnlm.see.model_page import first_text, play_page, run_data
 from attnlm.see.train_page import train_page, training_text
+
+_LARGEST_PAGE = 60_000_000
+"""The limit for the parameters of a page's models together. It does not hold if `force` is set."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The result of an export."""
+
+    path: Path
+    form: str
+    """a class of `transformers`, or "a page of" and its file size"""
+    checkpoint: str
+    """best, last or a step; for a page of several runs, those that occur, separated by commas"""
 
 
 def export(
@@ -62,21 +78,19 @@ def export(
     on_event = on_event or ignore
     named = [run] if run is None or isinstance(run, str | Path | Run) else run
     runs = [open_run(name) for name in named]
-    of_pages = {"type": type, "force": force, "train": train, "title": title, "text": text}
+    of_pages: dict[str, Any] = {
+        "type": type,
+        "force": force,
+        "train": train,
+        "title": title,
+        "text": text,
+    }
     check_format(to, type)
     _check_options(to, path, runs, public, of_pages)
     path = Path(path)
     if to == "hf":
         return _export_hf(runs[0], path, checkpoint, public)
-    return export_to_html(
-        runs,
-        path,
-        type=type,
-        checkpoint=checkpoint,
-        force=force,
-        make_page=_page_maker(runs, train, title or "", on_event),
-        text=text,
-    )
+    return _export_html(runs, path, checkpoint, **of_pages, on_event=on_event)
 
 
 def check_format(to: str, type: str | None) -> None:
@@ -113,19 +127,48 @@ def _check_options(
         raise UsageError("no run was given", "name a run, or a data set as `train`")
 
 
-def _page_maker(
+def _export_html(
     runs: Sequence[Run],
+    path: Path,
+    checkpoint: str,
+    *,
+    type: str | None,
+    force: bool,
     train: bool | str | Path | Dataset,
-    title: str,
+    title: str | None,
+    text: str | None,
     on_event: OnEvent,
-) -> PageMaker:
-    """Return the function that makes the page from its models and the first text."""
-    if not train:
-        return lambda models, prompt: play_page(models, prompt, title)
-    dataset = runs[0].open_dataset() if train is True else open_dataset(train)
-    text = training_text(dataset, on_event)
-    spec = runs[0].config.spec if runs else None
-    return lambda models, _: train_page(text, models, spec, title)
+) -> Exported:
+    """Write a page in which the models of `runs` run and, with `train`, models are trained."""
+    if path.suffix != ".html":
+        raise UsageError("the name of a page must end with .html", f"name it {path.name}.html")
+    if path.is_dir():
+        raise AttnlmError(f"{path} is a folder", "choose another name")
+    if path.exists() and not force:
+        raise AttnlmError(
+            f"{path} already exists", "choose a new name, or replace the page with `force`"
+        )
+    parameters = sum(run.parameters for run in runs)
+    if parameters > _LARGEST_PAGE and not force:
+        raise AttnlmError(
+            f"{parameters:,} parameters are too many for a page (at most {_LARGEST_PAGE:,})",
+            "export a smaller model, or use `force`",
+        )
+    for run in runs:
+        run.tokenizer.encode(text or "")
+    checkpoints = [run.checkpoint(checkpoint) for run in runs]
+    models = [run_data(run, one, type) for run, one in zip(runs, checkpoints, strict=True)]
+    if train:
+        dataset = runs[0].open_dataset() if train is True else open_dataset(train)
+        spec = runs[0].config.spec if runs else None
+        page = train_page(training_text(dataset, on_event), models, spec, title or "")
+    else:
+        page = play_page(models, first_text(runs) if text is None else text, title or "")
+    with files.explaining_os_errors(path, ", or name another file"):
+        path.absolute().parent.mkdir(parents=True, exist_ok=True)
+        files.write_bytes(path, page)
+    kind = f"a page of {quantity(len(page), 'B')}"
+    return Exported(path, kind, ", ".join(dict.fromkeys(one.which for one in checkpoints)))
 
 
 # --- Models for transformers ----------------------------------------------------------------------

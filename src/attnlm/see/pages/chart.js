@@ -37,10 +37,7 @@ export function drawChart(chart, {x = "step", isLogarithmic = false, end, baseli
   const tick = TICKS.find((distance) => most / distance <= MOST_TICKS) ?? 5;
   const ticks = Array.from({length: Math.floor(most / tick) + 1}, (_, n) => n * tick);
   chart.replaceChildren(
-    ...baselines.flatMap(([name, loss]) => [
-      path("baseline", [[first, loss], [last, loss]]),
-      label(`${name} ${loss.toFixed(2)}`, RIGHT, yOf(loss) - 4, "end"),
-    ]),
+    ...baselines.map(([, loss]) => path("baseline", [[first, loss], [last, loss]])),
     path("axis", [[first, 0], [last, 0]]),
     ...ticks.map((loss) => label(`${Number(loss.toFixed(2))}`, LEFT - 4, yOf(loss) + 4, "end")),
     label(`${x} ${withCommas(first)}`, LEFT, BOTTOM + 16, "start"),
@@ -51,7 +48,8 @@ export function drawChart(chart, {x = "step", isLogarithmic = false, end, baseli
         {fill: colour}),
       path("shares", shares.map(([at, share]) => [at, share * most]), colour && {stroke: colour}),
       path(colour ? `curve dash-${n % 3}` : name, points, colour && {stroke: colour}),
-    ]));
+    ]),
+    ...baselines.map(([name, loss]) => label(`${name} ${loss.toFixed(2)}`, RIGHT, yOf(loss) - 4, "end")));
   if (lines.some(({shares}) => shares?.length)) chart.append(label("100% right (dotted)", RIGHT, TOP - 2, "end"));
 }
 
