@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attnlm.base.errors import AttnlmError
-from attnlm.data.dataset import ids_at
 from attnlm.model.inspection import check_finite
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.recorder import Site, record, texts_at_once
 from attnlm.see.pictures import Numbers
+from attnlm.training.validation import Split, windows_of
 
 PATTERNS = ("previous-token", "same-token", "first-token", "uniform", "induction")
 LEAST_EXCESS = 0.2
@@ -59,20 +59,6 @@ def check_length(tokens: int) -> None:
             f"windows of {max(0, tokens)} tokens are too short to measure heads",
             "use a longer text, or a run with a larger context",
         )
-
-
-def evenly_spaced_windows(
-    tokens: NDArray[Any], length: int, most: int, vocab_size: int, origin: str
-) -> NDArray[np.int64]:
-    """Return at most `most` windows of `length` tokens and the last one's target, (N, T + 1)."""
-    starts_N = length * evenly_spaced_with_last((len(tokens) - 1) // length, most)
-    places_NT = starts_N[:, None] + np.arange(length + 1)
-    return ids_at(tokens, places_NT, vocab_size, origin).astype(np.int64)
-
-
-def evenly_spaced_with_last(total: int, most: int) -> NDArray[np.int64]:
-    """Return at most `most` of the numbers below `total`, evenly spaced, with the last one."""
-    return np.unique(np.linspace(0, total - 1, min(most, total)).astype(np.int64))
 
 
 def repeated_random_tokens(vocab_size: int, block_size: int, windows: int) -> NDArray[np.int64]:
@@ -145,9 +131,9 @@ def snapshot_scores(model: LanguageModel, text: NDArray[Any], device: torch.devi
     length = min(model.block_size, len(text) - 1, _SNAPSHOT_TOKENS)
     check_length(length)
     windows = _SNAPSHOT_TOKENS // length
-    inputs_NT = evenly_spaced_windows(text, length, windows, model.vocab_size, "val.bin")[:, :-1]
+    inputs_NT, _ = windows_of(Split(text), length, windows, model.vocab_size)
     random_NT = repeated_random_tokens(model.vocab_size, model.block_size, windows)
-    scores_LHP, _ = mean_scores(model, inputs_NT, random_NT, device)
+    scores_LHP, _ = mean_scores(model, inputs_NT.astype(np.int64), random_NT, device)
     return scores_LHP.movedim(-1, 0).numpy()
 
 

@@ -13,15 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
 from attnlm.base.errors import AttnlmError, NotFiniteError
 from attnlm.base.events import OnEvent, Progress, ignore
 from attnlm.base.files import read_text
-from attnlm.data.dataset import ids_at
-from attnlm.data.examples import Examples, limit_per_window
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.recorder import Head, record, require_attention, texts_at_once
 from attnlm.runs.load_model import load_model
@@ -32,13 +29,12 @@ from attnlm.see.head_scores import (
     by_pattern,
     check_length,
     choose_name,
-    evenly_spaced_windows,
-    evenly_spaced_with_last,
     mean_scores,
     repeated_random_tokens,
 )
 from attnlm.see.pictures import Grid, Numbers, Pictured
 from attnlm.see.shown_tokens import check_windows
+from attnlm.training.validation import Split, windows_of
 
 _MOST_SNAPSHOTS = 11  # in a table, which then has 80 columns
 
@@ -145,10 +141,15 @@ def heads(
     measured_on = f"{random_NT.shape[1] // 2} random tokens, repeated once"
     inputs_NT, targets_NT = random_NT, None
     if text is not None or not run.imported_from:
-        inputs_NT, targets_NT, total = _windows_of_text(run, text, windows)
+        split = _split_of(run, text)
+        length = min(spec.block_size, len(split.tokens) - 1)
+        check_length(length)
+        inputs_NT, targets_NT = (
+            ids.astype(np.int64) for ids in windows_of(split, length, windows, run.vocab_size)
+        )
+        total = split.windows(length)
         random_NT = random_NT[: len(inputs_NT)]
         count = "all" if len(inputs_NT) == total else f"{len(inputs_NT):,} of"
-        length = inputs_NT.shape[1]
         measured_on = f"{count} {total:,} windows of {length} tokens (induction: {measured_on})"
     else:
         measured_on = f"{windows:,} windows of {measured_on}"
@@ -179,38 +180,14 @@ def heads(
     return HeadsReport(run.name, windows, window, measured_on, reports, chance, loss)
 
 
-def _windows_of_text(
-    run: Run, text: str | Path | None, most: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-    """Return at most `most` windows, evenly spaced in a text (None: the validation split).
-
-    They are inputs and targets, (N, T). The number is that of all windows of the text.
-    """
-    examples: Examples | None = None
-    tokens: Any
+def _split_of(run: Run, text: str | Path | None) -> Split:
+    """Return the tokens of a text file, or the run's validation split."""
     if text is not None:  # an array, since the file may be long
-        tokens, origin = run.tokenizer.encode_array(read_text(Path(text))), str(text)
-    else:
-        try:
-            dataset = run.open_dataset()
-        except AttnlmError as error:
-            raise AttnlmError(error.message, f"{error.hint}; or use `text`") from None
-        tokens, origin = dataset.val, "val.bin"
-        most_examples = run.config.training.examples_per_window
-        examples = limit_per_window(dataset.val_examples, most_examples)
-    length = min(run.config.spec.block_size, len(tokens) - 1)
-    check_length(length)
-    if examples is None:
-        windows_NT = evenly_spaced_windows(tokens, length, most, run.vocab_size, origin)
-        return windows_NT[:, :-1], windows_NT[:, 1:], (len(tokens) - 1) // length
-    first_W = examples.packed(length)
-    inputs_NT, targets_NT = examples.windows(
-        read=lambda places: ids_at(tokens, places, run.vocab_size, origin),
-        first_W=first_W[evenly_spaced_with_last(len(first_W), most)],
-        length=length,
-        only_answers=run.config.training.loss_on != "all",
-    )
-    return inputs_NT, targets_NT, len(first_W)
+        return Split(run.tokenizer.encode_array(read_text(Path(text))))
+    try:
+        return Split.of(run.open_dataset(), run.config.training)
+    except AttnlmError as error:
+        raise AttnlmError(error.message, f"{error.hint}; or use `text`") from None
 
 
 def _loss_without(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -61,6 +61,12 @@ class Split(NamedTuple):
             return cls(dataset.val, dataset.bytes_per_token, examples)
         return cls(dataset.val, dataset.bytes_per_answer_token, examples, only_answers=True)
 
+    def windows(self, length: int) -> int:
+        """Return how many windows of `length` tokens the split has."""
+        if self.examples is not None:
+            return len(self.examples.packed(length))
+        return (len(self.tokens) - 1) // length
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -103,10 +109,9 @@ def validation_loss(
     processes = ALONE if stepper is None else stepper.processes
     stop = StopSignal() if stepper is None else stepper.stop
     at_once = windows_at_once(model.spec, model.vocab_size, training.device)
-    inputs_and_targets = _windows_of_text if split.examples is None else _windows_of_examples
     groups = [
         (inputs[first : first + at_once], targets[first : first + at_once])
-        for inputs, targets in inputs_and_targets(split, most, model)
+        for inputs, targets in _all_windows(split, most, model)
         for first in range(0, len(inputs), at_once)
     ]
     count = processes.count
@@ -139,18 +144,18 @@ def validation_loss(
     return Evaluation(loss, predicted, bits)
 
 
-_Windows = tuple[NDArray[np.integer[Any]], NDArray[np.integer[Any]]]
+Windows = tuple[NDArray[np.integer[Any]], NDArray[np.integer[Any]]]
 """Inputs and targets of some windows, (windows, T) each."""
 
 
-def _count_targets(windows: _Windows) -> int:
+def _count_targets(windows: Windows) -> int:
     return int(np.count_nonzero(windows[1] >= 0))
 
 
 def _sum_losses(
     model: LanguageModel,
     training: TrainingConfig,
-    groups: Sequence[_Windows],
+    groups: Sequence[Windows],
     at_once: int,
     stop: StopSignal,
     sums: NDArray[np.float64],
@@ -174,47 +179,47 @@ def _sum_losses(
                 sums[number] = float(model.loss(inputs_BT, targets_BT)) * _count_targets(group)
 
 
-def _windows_of_text(split: Split, most: int | None, model: LanguageModel) -> Iterator[_Windows]:
-    """Yield all windows of block_size, then the rest of the split, a shorter window."""
-    tokens, length = split.tokens, model.block_size
+def windows_of(split: Split, length: int, most: int, vocab_size: int) -> Windows:
+    """Return the inputs and targets of at most `most` windows of `length` tokens, evenly spaced.
+
+    Windows of a text follow each other without overlap; others hold whole examples. Raises
+    AttnlmError for ids that a vocabulary of this size lacks.
+    """
+
+    def read(places: NDArray[np.int64]) -> NDArray[Any]:
+        return ids_at(split.tokens, places, vocab_size, "val.bin")
+
+    if split.examples is not None:
+        firsts = split.examples.packed(length)
+        firsts = firsts[evenly_spaced(len(firsts), most)]
+        return split.examples.windows(read, firsts, length, split.only_answers)
+    starts = evenly_spaced(split.windows(length), most) * length
+    ids = read(starts[:, None] + np.arange(length + 1))
+    return ids[:, :-1], ids[:, 1:]
+
+
+def _all_windows(split: Split, most: int | None, model: LanguageModel) -> Iterator[Windows]:
+    """Yield windows of block_size, then the rest of a text, a shorter window."""
+    length, tokens = model.block_size, split.tokens
+    windows = max(1, (MOST_TOKENS if most is None else most) // length)
+    if split.examples is not None:
+        inputs, targets = windows_of(split, length, windows, model.vocab_size)
+        if not (targets != IGNORED).any():
+            raise AttnlmError(
+                f"the context of {length} tokens ends before every answer of the validation split",
+                f"use a model with `block_size` {split.examples.longest - 1}",
+            )
+        yield inputs, targets
+        return
     check_length(len(tokens), length, "validation")
     is_whole = most is None or most >= len(tokens) - 1
     if is_whole:
         tokens = tokens[:MOST_TOKENS]
-    windows = (len(tokens) - 1) // length
-    chosen = evenly_spaced(windows, windows if most is None else max(1, most // length))
-    read = _reader(tokens, model)
-    ids = read(chosen[:, None] * length + np.arange(length + 1))
-    yield ids[:, :-1], ids[:, 1:]
-    if is_whole and len(tokens) > windows * length + 1:
+    yield windows_of(Split(tokens), length, windows, model.vocab_size)
+    if is_whole and (rest := (len(tokens) - 1) % length):
         # The first id is only an input, since it was already a target.
-        last_window = read(slice(windows * length, None))[None]
-        yield last_window[:, :-1], last_window[:, 1:]
-
-
-def _windows_of_examples(
-    split: Split, most: int | None, model: LanguageModel
-) -> Iterator[_Windows]:
-    """Yield windows of whole examples."""
-    examples, length = split.examples, model.block_size
-    assert examples is not None
-    firsts = examples.packed(length)
-    windows = MOST_TOKENS // length if most is None else max(1, most // length)
-    firsts = firsts[evenly_spaced(len(firsts), windows)]
-    read = _reader(split.tokens, model)
-    inputs, targets = examples.windows(read, firsts, length, split.only_answers)
-    if not (targets != IGNORED).any():
-        raise AttnlmError(
-            f"the context of {length} tokens ends before every answer of the validation split",
-            f"use a model with `block_size` {examples.longest - 1}",
-        )
-    yield inputs, targets
-
-
-def _reader(
-    tokens: Ids, model: LanguageModel
-) -> Callable[[slice | NDArray[np.int64]], NDArray[Any]]:
-    return lambda places: ids_at(tokens, places, model.vocab_size, "val.bin")
+        ids = ids_at(tokens, slice(-1 - rest, None), model.vocab_size, "val.bin")[None]
+        yield ids[:, :-1], ids[:, 1:]
 
 
 @torch.no_grad()
@@ -234,7 +239,11 @@ def right_answers(
     is_right = lengths <= model.block_size
     order = np.argsort(lengths, kind="stable")[: int(is_right.sum())]  # those that fit come first
     at_once = windows_at_once(model.spec, model.vocab_size, device.name)
-    alone, read = replace(examples, most=1), _reader(tokens, model)
+    alone = replace(examples, most=1)
+
+    def read(places: NDArray[np.int64]) -> NDArray[Any]:
+        return ids_at(tokens, places, model.vocab_size, "val.bin")
+
     with evaluating(model), device.autocast():
         for first in range(0, len(order), at_once):
             batch = order[first : first + at_once]
