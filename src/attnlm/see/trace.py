@@ -33,9 +33,10 @@ _CANDIDATES = 5
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation: its name, its formula in terms of earlier ones, and its numbers with axes.
+    """One operation: its name, its code in the script, and its numbers with axes.
 
-    The axes are letters, such as "T C".
+    The axes are letters, such as "T C": T tokens, C features, H heads, K key and value heads, D head
+    size, X = H·D, F width of an MLP, V vocabulary.
     """
 
     name: str
