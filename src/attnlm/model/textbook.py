@@ -41,9 +41,8 @@ def forward(a: Architecture, weights: Weights, ids: Tensor) -> Tensor:
             read_TC = norm(a, with_prefix(block, "mlp_norm."), x_TC) if a.norm != "none" else x_TC
             mlp_TC = mlp(a, with_prefix(block, "mlp."), read_TC)
             x_TC = x_TC + mlp_TC if a.residual else mlp_TC
-    if a.norm != "none":
-        x_TC = norm(a, with_prefix(weights, "norm."), x_TC)
-    logits_TV = x_TC @ weights["token_embedding.weight" if a.tie_embeddings else "head.weight"].T
+    last_TC = norm(a, with_prefix(weights, "norm."), x_TC) if a.norm != "none" else x_TC
+    logits_TV = last_TC @ weights["token_embedding.weight" if a.tie_embeddings else "head.weight"].T
     if a.head_bias:
         logits_TV = logits_TV + weights["head.bias"]
     return logits_TV
@@ -87,8 +86,9 @@ def attend(a: Architecture, weights: Weights, x_TC: Tensor) -> Tensor:
         if a.positions == "rotary":
             q_HTD = rotate(a, q_HTD)
             k_KTD = rotate(a, k_KTD)
-        k_HTD, v_HTD = k_KTD, v_KTD
-        if a.num_kv_heads != a.heads:  # each serves H/K queries
+        if a.num_kv_heads == a.heads:
+            k_HTD, v_HTD = k_KTD, v_KTD
+        else:  # each serves H/K queries
             k_HTD = k_KTD.repeat_interleave(H // K, dim=0)
             v_HTD = v_KTD.repeat_interleave(H // K, dim=0)
     else:
@@ -124,11 +124,10 @@ def rotate(a: Architecture, x: Tensor) -> Tensor:
 
 def mlp(a: Architecture, weights: Weights, x: Tensor) -> Tensor:
     """Return the output of the MLP, which processes each token separately."""
-    hidden_TF = linear(weights, "up", x)
     if a.mlp == "swiglu":
-        hidden_TF = F.silu(linear(weights, "gate", x)) * hidden_TF
+        hidden_TF = F.silu(linear(weights, "gate", x)) * linear(weights, "up", x)
     elif a.mlp == "gelu":
-        hidden_TF = F.gelu(hidden_TF, approximate="tanh")
+        hidden_TF = F.gelu(linear(weights, "up", x), approximate="tanh")
     else:
-        hidden_TF = F.relu(hidden_TF) ** 2
+        hidden_TF = F.relu(linear(weights, "up", x)) ** 2
     return linear(weights, "down", hidden_TF)

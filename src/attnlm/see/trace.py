@@ -35,8 +35,8 @@ _CANDIDATES = 5
 class Operation:
     """One operation: its name, its code in the script, and its numbers with axes.
 
-    The axes are letters, such as "T C": T tokens, C features, H heads, K key and value heads, D head
-    size, X = H·D, F width of an MLP, V vocabulary.
+    The axes are letters, such as "T C": T tokens, C features, H heads, K key and value heads,
+    D head size, X = H·D, F width of an MLP, V vocabulary.
     """
 
     name: str
@@ -141,32 +141,29 @@ def trace(
 def _operations(a: Architecture, weights: textbook.Weights, ids: Tensor) -> Iterator[Operation]:
     """Compute the textbook pass; yield the assignments to names that end with axes."""
     steps: list[tuple[str, str, Any]] = []
-    module = ast.parse(specialise_textbook(a))
     names: dict[str, Any] = {
         "torch": torch,
         "F": functional,
         "keep": lambda *step: steps.append(step),
     }
-    exec(compile(_Kept().visit(module), "textbook", "exec"), names)
+    exec(re.sub(r"(?m)^( +)(block|\w+_[A-Z]+) = (.+)$", _and_keep, specialise_textbook(a)), names)
     names["forward"](weights, ids)
     layer = 0
     for target, formula, value in steps:
         name, _, axes = target.rpartition("_")
         layer += target == "block"  # the weights of the next layer
-        prefix = f"layer {layer} " if a.layers > 1 and layer and name != "logits" else ""
-        if name and axes.isupper():
+        prefix = (
+            f"layer {layer} " if a.layers > 1 and layer and name not in ("last", "logits") else ""
+        )
+        if axes.isupper():
             yield Operation(prefix + name, formula, " ".join(axes), value)
 
 
-class _Kept(ast.NodeTransformer):
-    """An AST pass after which each assignment of a new value calls keep(name, formula, value)."""
-
-    def visit_Assign(self, node: ast.Assign) -> ast.AST | list[ast.stmt]:
-        (target,) = node.targets if len(node.targets) == 1 else (None,)
-        if not isinstance(target, ast.Name) or isinstance(node.value, ast.Name):
-            return node
-        call = f"keep({target.id!r}, {ast.unparse(node.value)!r}, {target.id})"
-        return [node, *ast.parse(call).body]
+def _and_keep(line: re.Match[str]) -> str:
+    """Return the line of an assignment and, for a new value, a line that keeps it."""
+    indent, name, code = line.groups()
+    is_new = re.search(r"[^\w= ]", code)
+    return f"{line[0]}\n{indent}keep({name!r}, {code!r}, {name})" if is_new else line[0]
 
 
 # --- The pass as a script -------------------------------------------------------------------------
@@ -209,7 +206,7 @@ def as_script(run: Run, text: str, *, checkpoint: str = "best") -> str:
         path=str(chosen.path.resolve()),
         ids=ids,
         text=run.tokenizer.decode(ids),
-        vocabulary=f"\nvocabulary = {vocabulary}" if is_small else "",
+        vocabulary=f"vocabulary = {vocabulary}" if is_small else "",
         shown="repr(vocabulary[i])" if is_small else "i",
     )
 
