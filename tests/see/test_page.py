@@ -17,6 +17,7 @@ from tests.see.test_train_page import TEXT
 SCRIPTS = sorted(path.name for path in (Path(page.__file__).parent / "pages").glob("*.js"))
 ENTRIES = (
     "comparison_page.js",
+    "exam_page.js",
     "play_page.js",
     "report_page.js",
     "train_page.js",
