@@ -9,18 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import attnlm
-from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.events import Note, OnEvent, ignore
-from attnlm.base.files import move_to_free, numbered_paths, workspace
+from attnlm.base.errors import UsageError
+from attnlm.base.events import OnEvent, ignore
 from attnlm.base.folders import (
     CHECKPOINT_DIR,
-    check_name,
-    command_for,
     find_folder,
-    locked_for_training,
 )
 from attnlm.base.heads import list_heads
-from attnlm.base.own_code import is_code_name, own_traceback
+from attnlm.base.own_code import is_code_name
 from attnlm.base.setting_fields import Settings
 from attnlm.config.settings import resolve_new, with_own_code
 from attnlm.config.variants import named_codes, split_variant, variant
@@ -33,7 +29,7 @@ from attnlm.see.exam_card import Exam, TaskResult, judged
 from attnlm.workflows.answers import answer_pairs, select_pairs
 from attnlm.workflows.check_own_code import check_required
 from attnlm.workflows.match_compute import with_mlp_width
-from attnlm.workflows.train_all import reason_of_failure, train_all
+from attnlm.workflows.train_all import noting_failures, train_all
 
 _TEXT_CONTEXT = 64  # tokens
 _VOCAB_SIZE = 65  # in which a candidate is checked
@@ -83,15 +79,9 @@ def exam(
         plan.check()
         text = resolve_new({}, {**plan.model(plan.tasks[0]), "block_size": _TEXT_CONTEXT})
         check_required(text.config, _VOCAB_SIZE)
-        path = _new_folder(plan, name, root)
-    hint = "wait until that process ends, or stop it, or start another exam"
-    with locked_for_training(path, hint):
-        try:
-            return Exam(plan, path, judged(_results(plan, path, on_event)))
-        except KeyboardInterrupt:
-            again = command_for("attnlm exam --resume", path)
-            on_event(Note(f"stopped; the models trained so far are saved: {again}"))
-            raise
+        path = plan.create_folder(root, name)
+    with plan.training(path, on_event):
+        return Exam(plan, path, judged(_results(plan, path, on_event)))
 
 
 def _plan(candidate: str | Callable[..., Any], part: str | None) -> ExamPlan:
@@ -109,33 +99,16 @@ def _plan(candidate: str | Callable[..., Any], part: str | None) -> ExamPlan:
     for head in list_heads():
         if str(candidate).replace("_", "-") == head.name:
             name = head.name
-            positions = (
-                "none" if "--positions none" in head.command else positions
-            )  # it has its own
+            if "--positions none" in head.command:  # it has its own
+                positions = "none"
     return ExamPlan(candidate=name, part=kind, codes={name: code}, positions=positions)
-
-
-def _new_folder(plan: ExamPlan, name: str | None, root: Path) -> Path:
-    """Create the folder of a new exam and return its path. The folder never lacks the plan."""
-    if name is not None:
-        check_name(name)
-    with workspace(root) as work:
-        new = work / "new"
-        new.mkdir()
-        plan.write(new)
-        places = numbered_paths(root, "exam") if name is None else [root / name]
-        try:
-            return move_to_free(new, places)
-        except FileExistsError:
-            hint = f"choose another `name`, or resume it: attnlm exam --resume {name}"
-            raise AttnlmError(f"{root / str(name)} exists", hint) from None
 
 
 def _results(plan: ExamPlan, path: Path, on_event: OnEvent) -> list[TaskResult]:
     """Train both models on each task, or take the runs that are there."""
     kept = path.parent / f"exam-standard-{attnlm.__version__}"
     if not kept.is_dir():
-        _new_folder(STANDARD, kept.name, path.parent)
+        STANDARD.create_folder(path.parent, kept.name)
     results = []
     for number, task in enumerate(plan.tasks, 1):
         dataset = prepared(task, kept)
@@ -145,18 +118,12 @@ def _results(plan: ExamPlan, path: Path, on_event: OnEvent) -> list[TaskResult]:
         standard = train(STANDARD.model(task), kept, title=f"{title}, standard")
         model = plan.model(task)
         candidate: list[Run] = []
-        failed = None
-        try:
+        with noting_failures(task, model, on_event) as reasons:
             around = {**model, "block_size": standard[0].config.spec.block_size}
             wanted = standard[0].parameters
             width = with_mlp_width(around, wanted, dataset.vocab_size)
             candidate = train(width, path, title=f"{title}, {plan.candidate}")
-        except Exception as error:  # noqa: BLE001 - own code may raise anything
-            failed = reason_of_failure(error, model)
-            for line in (own_traceback(error) or "").splitlines():
-                on_event(Note(line))
-            on_event(Note(f"{task} failed: {failed}"))
-        result = TaskResult(task, dataset, candidate, standard, failed)
+        result = TaskResult(task, dataset, candidate, standard, next(iter(reasons), None))
         results.append(replace(result, sample=_sample(result)))
     return results
 

@@ -16,7 +16,6 @@ from attnlm.base.folders import (
     DATA_DIR,
     find_folder,
 )
-from attnlm.base.own_code import own_traceback
 from attnlm.base.setting_fields import describe_settings, differing_names
 from attnlm.base.suggestions import suggestion
 from attnlm.compute.device import choose_device
@@ -36,7 +35,7 @@ from attnlm.workflows.autotune import check_fits, seconds_per_token
 from attnlm.workflows.check_own_code import check_required
 from attnlm.workflows.compare import check_baseline, compare_groups
 from attnlm.workflows.match_compute import with_widths
-from attnlm.workflows.train_all import reason_of_failure, train_all
+from attnlm.workflows.train_all import noting_failures, reason_of_failure, train_all
 
 DEFAULT_RUNGS = ("bigram", "average", "single-head", "multi-head", "transformer")
 DEFAULT_BUDGET = 120.0
@@ -146,20 +145,16 @@ def _compared(
             continue
         named = {p.name: plan.settings(rung, plan.seed + more) for more, p in enumerate(paths)}
         title = f"rung {number} of {len(plan.rungs)}: {rung}"
-        try:
+        with noting_failures(rung, plan.settings(rung, plan.seed), on_event) as reasons:
             trained = [*train_all(named, dataset, path.parent, on_event, title).values()]
             texts[rung] = _continued(compare_groups({rung: trained}).groups[0].shown, plan)
             runs[rung] = trained
-        except Exception as error:  # noqa: BLE001 - own code may raise anything
-            reason = reason_of_failure(error, plan.settings(rung, plan.seed))
+        for reason in reasons:
             plan = replace(plan, failed={**plan.failed, rung: reason})
             plan.write(path)
-            for line in (own_traceback(error) or "").splitlines():
-                on_event(Note(line))
-            on_event(Note(f"{rung} failed: {reason}"))
     if not runs:
-        reasons = (f"{rung}: {reason}" for rung, reason in plan.failed.items())
-        raise AttnlmError(f"all rungs failed: {'; '.join(reasons)}", REPAIR)
+        failed = (f"{rung}: {reason}" for rung, reason in plan.failed.items())
+        raise AttnlmError(f"all rungs failed: {'; '.join(failed)}", REPAIR)
     found = compare_groups(runs, baseline=None if baseline in plan.failed else baseline)
     groups = [replace(group, text=texts[group.name]) for group in found.groups]
     groups += [Group(rung, (), failed=why) for rung, why in plan.failed.items()]

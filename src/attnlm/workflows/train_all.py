@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from attnlm.base.events import Note, OnEvent
@@ -41,6 +42,20 @@ def train_all(
             on_event=on_event,
         )
     return runs
+
+
+@contextlib.contextmanager
+def noting_failures(name: str, settings: Settings, on_event: OnEvent) -> Iterator[list[str]]:
+    """Send events that say why a training failed, as `reason_of_failure` does; the list gets the
+    reason. `settings` are the training's."""
+    reasons: list[str] = []
+    try:
+        yield reasons
+    except Exception as error:  # noqa: BLE001 - own code may raise anything
+        reasons.append(reason_of_failure(error, settings))
+        for line in (own_traceback(error) or "").splitlines():
+            on_event(Note(line))
+        on_event(Note(f"{name} failed: {reasons[0]}"))
 
 
 def reason_of_failure(error: Exception, settings: Settings) -> str:
