@@ -22,6 +22,7 @@ from attnlm.base.files import read_json, write_json
 from attnlm.config.settings import RECORD_OF, resolve
 from attnlm.model.building import build_with_weights
 from attnlm.model.loss import cross_entropy
+from attnlm.runs import checkpoint
 from attnlm.runs.checkpoint import load_checkpoint, save_checkpoint
 from attnlm.training.optimizer import Optimizer
 from tests.models import parts_of
@@ -92,6 +93,24 @@ def test_every_changed_byte_and_every_truncation_is_noticed(saved: Path) -> None
             saved.write_bytes(damaged)
             with pytest.raises(AttnlmError, match=r"best\.safetensors"):
                 load_checkpoint(saved, BIGRAM, 5)
+
+
+def test_a_checkpoint_that_training_replaces_while_it_is_read_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = resolve({"model": "bigram"})
+    model = parts_of(config).build(V)
+    path = tmp_path / "last.safetensors"
+    save_checkpoint(path, dict(model.named_parameters()), {"step": 1})
+    hash_of, saved = checkpoint._hash, [2, 3]
+
+    def after_a_save(path: Path, written: str) -> str:
+        if saved and path.name == "last.safetensors":
+            save_checkpoint(path, dict(model.named_parameters()), {"step": saved.pop(0)})
+        return hash_of(path, written)
+
+    monkeypatch.setattr(checkpoint, "_hash", after_a_save)
+    assert load_checkpoint(path, config.spec, V)[0]["step"] == 3
 
 
 def test_another_model_is_refused(saved: Path) -> None:

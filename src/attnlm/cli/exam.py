@@ -16,7 +16,7 @@ from attnlm.runs.exam_plan import SUITE
     "part",
     "checkpoint_dir",
     tasks=option(None, f"some of {','.join(SUITE)}; default: all", complete=options.words(*SUITE)),
-    seed=option(1, "the first of the seeds"),
+    seed=option(None, "the first of the seeds; default: 1", type=int),
     steps=option(None, "steps of each training; default: the task's", type=int),
     name=option(None, "name of the exam; default: exam-001, exam-002, …"),
     resume=option(None, "name or path of an exam to resume"),
@@ -26,7 +26,7 @@ def exam(
         None, "CANDIDATE", "FILE.py:NAME, a head of `attnlm list heads`, or a variant"
     ),
     *,
-    seeds: int = option(3, "trainings of each model for each task", min=1),
+    seeds: int | None = option(None, "trainings of each model for each task; default: 3", type=int),
     quick: bool = option(False, "one seed, which claims nothing"),
     output: Path | None = options.output("the card as a page (.html)", ".html"),
     json: bool,
@@ -37,18 +37,19 @@ def exam(
     """Examine an idea: train it and the standard model on tasks, and print what each can do."""
     seeds = 1 if quick else seeds
     card = attnlm.exam(candidate, seeds=seeds, on_event=on_event, **settings)
-    facts = card.facts()
-    if output is not None:
-        facts["output"] = str(card.save(output))
     if json:
-        console.print_json(facts)
+        console.print_json({**card.facts(), **({"output": str(output)} if output else {})})
     else:
         console.print_table(*card.table(), ("task", "interval", "its interval", "verdict"))
         console.print_result("")
         console.print_table(*card.cost_table(), ["model"])
         console.print_result(f"longest context: {card.longest_context} tokens")
+        for note in card.notes:
+            console.say(note)
         console.print_result(card.verdict)
-        if output is not None:
+    if output is not None:
+        card.save(output)
+        if not json:
             console.print_result(str(output))
     if failed := [one.task for one in card.results if one.failed is not None]:
         hint = "read what each said above, repair the code, and start another exam"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from attnlm.base.errors import UsageError
 from attnlm.base.setting_fields import Settings, check_value, setting
 from attnlm.base.suggestions import suggestion
+from attnlm.config.settings import resolve
 from attnlm.config.variants import variant
 from attnlm.runs.ladder_plan import Plan
 
@@ -26,8 +27,8 @@ class Exercise(NamedTuple):
     """what the task asks for"""
     learning_rate: float = 0.02
     longer: bool = False
-    """set if answers count on questions 1.5 times as long as those in training, and if the models
-    have no positions: learned positions are of no use beyond those that were trained"""
+    """If set, the models are scored on questions 1.5 times as long as those in training. They have
+    no positions: learned ones are of no use beyond those that were trained."""
 
 
 # The standard model gets 40 to 90% of the way in each, and its seeds differ by at most 10 points:
@@ -77,7 +78,7 @@ class ExamPlan(Plan):
     """what the own code is: attention, mlp, scores or model; "" for a variant"""
     positions: str = "learned"
     """those of the model around a part"""
-    tasks: tuple[str, ...] = tuple(SUITE)
+    tasks: tuple[str, ...] = field(default_factory=lambda: tuple(SUITE))
     seeds: int = setting("trainings of each model for a task", default=3, at_least=1, at_most=100)
     seed: int = 1
     """the first of the seeds"""
@@ -89,11 +90,15 @@ class ExamPlan(Plan):
             if name not in SUITE:
                 hint = suggestion(name, SUITE, f"the tasks are {', '.join(SUITE)}")
                 raise UsageError(f"the exam has no task {name!r}", hint)
-        if not self.tasks:
-            raise UsageError("`tasks` is empty", f"name some of {', '.join(SUITE)}")
+        if not self.tasks or len({*self.tasks}) < len(self.tasks):
+            raise UsageError("`tasks` is empty or contains a task twice", "name each task once")
+        if self.part and self.candidate not in self.codes:
+            raise UsageError(f"{self.candidate!r} is not code", "name a file, or a head")
         check_value(ExamPlan, "seeds", self.seeds)
         if self.steps is not None:
             check_value(ExamPlan, "steps", self.steps)
+        for seed in (self.seed, self.seed + self.seeds - 1):
+            resolve({**self.model(self.tasks[0]), "seed": seed})
 
     def model(self, task: str) -> Settings:
         """Return the settings of the candidate's model in a task."""

@@ -12,10 +12,11 @@ from typing import Any
 
 import attnlm
 from attnlm.base import files
-from attnlm.base.errors import AttnlmError
+from attnlm.base.errors import UsageError
 from attnlm.base.formatting import quantity
 from attnlm.data.dataset import Dataset
 from attnlm.runs.exam_plan import STANDARD, SUITE, TEXT, ExamPlan
+from attnlm.runs.ladder_plan import TOLERANCE
 from attnlm.runs.run import Run
 from attnlm.see.attend import CAUTION, attend, packed_attention
 from attnlm.see.comparison import Table
@@ -60,6 +61,11 @@ class TaskResult:
         """better, worse, `not shown`, `the same`, or failed."""
         return "failed" if self.pair is None else self.pair.verdict
 
+    @property
+    def difference(self) -> str:
+        """The difference of the mean scores, in points."""
+        return "" if self.pair is None else f"{self.pair.difference:+z.1f}".replace("-", "−")
+
     def facts(self) -> dict[str, Any]:
         """Return the result as JSON values."""
         scores = {side: self.scores(side) for side in _SIDES}
@@ -86,8 +92,8 @@ class Exam:
 
     @property
     def verdict(self) -> str:
-        """Where the candidate is better, where worse, and where nobody knows."""
-        words = {"better": "better at", "worse": "worse at", "not shown": "nobody knows at"}
+        """Where the candidate is better, where worse, and where no difference is shown."""
+        words = {"better": "better at", "worse": "worse at", "not shown": "not shown at"}
         words |= {"the same": "the same at", "failed": "failed at"}
         tasks = {
             word: ", ".join(one.task for one in self.results if one.verdict == verdict)
@@ -105,15 +111,15 @@ class Exam:
                 row.append(f"{statistics.fmean(scores):.1f}" if scores else "failed")
                 row.append(interval_text(interval(scores), ".1f") if scores else "")
             row.append(one.verdict)
-            row.append("" if one.pair is None else f"{one.pair.difference:+.1f}")
+            row.append(one.difference)
             row.append("" if one.pair is None else interval_text(one.pair.interval, ".1f"))
             rows.append([*row, SUITE[one.task].asks])
         columns = ["task", "score", "interval", "standard", "its interval", "verdict"]
         return [*columns, "difference", "of 95%", "asks for"], rows
 
     def costs(self) -> dict[str, dict[str, Any]]:
-        """Return what each model costs: its most parameters, and FLOPs and seconds of training; and
-        its mean loss on the text, in nats per token, None where the exam had none."""
+        """Return what each model costs: the parameters of its largest, FLOPs and seconds of all its
+        trainings, and its mean loss on the text, in nats per token; None without the text."""
         costs = {}
         for side in _SIDES:
             runs = [(one.task, run) for one in self.results for run in getattr(one, side)]
@@ -136,7 +142,25 @@ class Exam:
             loss = "" if cost["loss"] is None else f"{cost['loss']:.4f}"
             flops, seconds = quantity(cost["flops"], "FLOP"), f"{cost['seconds']:.0f}"
             rows.append([name, f"{cost['parameters']:,}", flops, seconds, loss])
-        return ["model", "parameters", "FLOPs", "seconds", f"loss on {TEXT}"], rows
+        columns = ["model", "parameters", "FLOPs", "seconds", f"loss on {TEXT}"]
+        if not any(row[-1] for row in rows):
+            columns, rows = columns[:-1], [row[:-1] for row in rows]
+        return columns, rows
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences on what makes the comparison unfair."""
+        notes = []
+        sides = [cost["parameters"] for cost in self.costs().values()]
+        if all(sides) and abs(sides[0] / sides[1] - 1) > TOLERANCE:
+            times = f"{sides[0] / sides[1]:.2f} times as many parameters as the standard"
+            notes.append(f"{self.plan.candidate} has {times}")
+        if self.plan.part:
+            notes.append(
+                "own code runs as PyTorch modules, and the standard in faster forms, so that a "
+                "difference in seconds is not the cost of the idea"
+            )
+        return notes
 
     @property
     def command(self) -> str:
@@ -148,7 +172,7 @@ class Exam:
             value = getattr(plan, name)
             if value not in ("", None, getattr(STANDARD, name)):
                 words += [f"--{name}", str(value)]
-        if plan.tasks != STANDARD.tasks:
+        if plan.tasks != tuple(SUITE):
             words += ["--tasks", ",".join(plan.tasks)]
         return shlex.join(words)
 
@@ -164,6 +188,7 @@ class Exam:
             "costs": self.costs(),
             "longest_context": self.longest_context,
             "verdict": self.verdict,
+            "notes": self.notes,
         }
 
     @property
@@ -173,12 +198,14 @@ class Exam:
 
     def save(self, path: str | Path) -> Path:
         """Write the card as a page that works offline (.html), and return its path."""
+        if Path(path).suffix.lower() != ".html":
+            raise UsageError(f"{path} has no known kind of file", "end it with .html")
         attention = None
         shown = next((one for one in self.results if one.candidate and one.sample), None)
         if shown is not None and shown.dataset.examples is not None:
             end = shown.dataset.examples.question_end
             text = shown.sample["question"] + end + shown.sample["right"]
-            with contextlib.suppress(AttnlmError):  # no attention, or it is not recorded
+            with contextlib.suppress(Exception):  # no attention, or own code fails in a new form
                 attention = attend(text, shown.candidate[0])
         page = render(
             "exam.html",
@@ -187,6 +214,7 @@ class Exam:
             card=self,
             shown=shown,
             suite=SUITE,
+            standard=STANDARD.model(self.plan.tasks[0]),
             mean=statistics.fmean,
             interval=interval,
             caution=CAUTION,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import attnlm
-from attnlm.base.errors import UsageError
+from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import OnEvent, ignore
 from attnlm.base.folders import (
     CHECKPOINT_DIR,
@@ -17,7 +18,7 @@ from attnlm.base.folders import (
 )
 from attnlm.base.heads import list_heads
 from attnlm.base.own_code import is_code_name
-from attnlm.base.setting_fields import Settings
+from attnlm.base.setting_fields import Settings, differing_names
 from attnlm.config.settings import resolve_new, with_own_code
 from attnlm.config.variants import named_codes, split_variant, variant
 from attnlm.data.dataset import Dataset
@@ -40,8 +41,8 @@ def exam(
     *,
     part: str | None = None,
     tasks: str | Sequence[str] | None = None,
-    seeds: int = 3,
-    seed: int = 1,
+    seeds: int | None = None,
+    seed: int | None = None,
     steps: int | None = None,
     name: str | None = None,
     resume: str | Path | None = None,
@@ -56,26 +57,34 @@ def exam(
     `candidate` is a class, its name as in `mine.py:Temperature`, a head of the library, or a
     variant such as `transformer:positions=none`. `part` says what code is: attention, mlp, scores
     or model; by default, its arguments tell. `tasks` are some of the suite's; default: all. Both
-    models are trained on the same batches with the same `seeds`, from `seed` on, for `steps`
-    (default: those of the suite). Their parameters are about equal, if the candidate has an MLP of
-    ours, whose width makes up for what the candidate adds. The runs are in the folder `name`
-    (default: exam-001, …); those of the standard model are kept for later exams. `resume` names an
-    exam that was stopped. `on_event` receives all events of `train`.
+    models are trained on the same batches with the same `seeds` (default: 3), from `seed` (1) on,
+    for `steps` (those of the suite). If the candidate has an MLP of ours, its width makes up for
+    what the candidate adds: half of it at most, and twice. The runs are in the folder `name`
+    (exam-001, …); those of the standard model are kept for later exams. `resume` names an exam that
+    was stopped. `on_event` receives all events of `train`.
 
     A task in which the candidate's training diverges or its code raises an error is `failed`; the
     others are trained and compared. Raises AttnlmError (UsageError for invalid arguments), and
     NotCausalError for a candidate that depends on later tokens.
     """
     root, on_event = Path(checkpoint_dir), on_event or ignore
+    listed = tasks.split(",") if isinstance(tasks, str) else tasks
+    numbers = {"tasks": listed and tuple(listed), "seeds": seeds, "seed": seed, "steps": steps}
+    given: dict[str, Any] = {name: value for name, value in numbers.items() if value is not None}
     if resume is not None:
         path = find_folder(resume, root, kind="exam")
         plan = ExamPlan.read(path)
+        named = {"candidate": candidate, "part": part, "name": name}
+        given |= {name: value for name, value in named.items() if value is not None}
+        for key in differing_names(given, vars(plan)):
+            raise UsageError(
+                f"`{key}` cannot be changed in an exam that is resumed",
+                "leave it out, or start a new exam",
+            )
     elif candidate is None:
         raise UsageError("no candidate", "name a file, a head of the library, or a variant")
     else:
-        listed = tasks.split(",") if isinstance(tasks, str) else tasks or SUITE
-        plan = replace(_plan(candidate, part), tasks=tuple(listed))
-        plan = replace(plan, seeds=seeds, seed=seed, steps=steps)
+        plan = replace(_plan(candidate, part), **given)
         plan.check()
         text = resolve_new({}, {**plan.model(plan.tasks[0]), "block_size": _TEXT_CONTEXT})
         check_required(text.config, _VOCAB_SIZE)
@@ -89,6 +98,8 @@ def _plan(candidate: str | Callable[..., Any], part: str | None) -> ExamPlan:
     if isinstance(candidate, str) and not is_code_name(split_variant(candidate)[0]):
         codes = named_codes([candidate])
         variant(candidate, codes)
+        if part is not None:
+            raise UsageError("`part` is for code, and a variant names its parts", "leave it out")
         return ExamPlan(candidate=candidate, codes=codes)
     code: Any = with_own_code({"model": candidate})["model"]
     kind = part or infer_kind(code)
@@ -107,7 +118,7 @@ def _plan(candidate: str | Callable[..., Any], part: str | None) -> ExamPlan:
 def _results(plan: ExamPlan, path: Path, on_event: OnEvent) -> list[TaskResult]:
     """Train both models on each task, or take the runs that are there."""
     kept = path.parent / f"exam-standard-{attnlm.__version__}"
-    if not kept.is_dir():
+    with contextlib.suppress(AttnlmError):  # it exists, perhaps since now
         STANDARD.create_folder(path.parent, kept.name)
     results = []
     for number, task in enumerate(plan.tasks, 1):
@@ -118,25 +129,25 @@ def _results(plan: ExamPlan, path: Path, on_event: OnEvent) -> list[TaskResult]:
         standard = train(STANDARD.model(task), kept, title=f"{title}, standard")
         model = plan.model(task)
         candidate: list[Run] = []
+        sample: dict[str, str] = {}
         with noting_failures(task, model, on_event) as reasons:
             around = {**model, "block_size": standard[0].config.spec.block_size}
             wanted = standard[0].parameters
             width = with_mlp_width(around, wanted, dataset.vocab_size)
-            candidate = train(width, path, title=f"{title}, {plan.candidate}")
-        result = TaskResult(task, dataset, candidate, standard, next(iter(reasons), None))
-        results.append(replace(result, sample=_sample(result)))
+            done = train(width, path, title=f"{title}, {plan.candidate}")
+            sample = _sample(dataset, done[0], standard[0])
+            candidate = done
+        failed = next(iter(reasons), None)
+        results.append(TaskResult(task, dataset, candidate, standard, failed, sample=sample))
     return results
 
 
-def _sample(result: TaskResult) -> dict[str, str]:
-    """Return a question, its right answer, and what the first run of each model answers.
-
-    It is empty for a text.
-    """
-    pairs = select_pairs(result.dataset, 1)
+def _sample(dataset: Dataset, candidate: Run, standard: Run) -> dict[str, str]:
+    """Return a question, its right answer, and those of two runs; {} for a text."""
     said: dict[str, str] = {}
-    for side, runs in (("candidate", result.candidate), ("standard", result.standard)):
-        for answered in answer_pairs(runs[0], pairs) if runs and pairs else ():
+    if pairs := select_pairs(dataset, 1):
+        for side, run in (("candidate", candidate), ("standard", standard)):
+            (answered,) = answer_pairs(run, pairs, checkpoint="last")
             said |= {"question": answered.prompt, "right": answered.answer, side: answered.said}
     return said
 

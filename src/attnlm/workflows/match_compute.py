@@ -33,8 +33,8 @@ def with_widths(plan: LadderPlan, vocab_size: int) -> LadderPlan:
 def with_mlp_width(settings: Settings, wanted: int, vocab_size: int) -> Settings:
     """Return settings in which the MLP's width gives the model about `wanted` parameters.
 
-    They stay as they are if they name a width, if there is no MLP of ours, and if the parameters
-    are equal already.
+    They stay as they are if they name a width, if there is no MLP of ours, if the parameters are
+    about equal already, and if the width would be less than half of the usual one, or twice it.
     """
     spec = _spec(settings)
     count = parameter_count(spec, vocab_size)
@@ -43,7 +43,9 @@ def with_mlp_width(settings: Settings, wanted: int, vocab_size: int) -> Settings
         return settings
     wider = replace(spec, mlp_width=spec.mlp_dim + 1)
     excess = (count - wanted) / (parameter_count(wider, vocab_size) - count)
-    return {**settings, "mlp_width": max(1, spec.mlp_dim - round(excess))}
+    width = spec.mlp_dim - round(excess)
+    is_near = spec.mlp_dim <= 2 * width <= 4 * spec.mlp_dim
+    return {**settings, "mlp_width": width} if is_near else settings
 
 
 def _spec(settings: Settings) -> ModelSpec:
