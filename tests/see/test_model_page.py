@@ -436,9 +436,8 @@ def test_scores_and_weights_equal_the_model(walk: Any) -> None:
     drawn = darkness(walk, ".outcome canvas")
     assert (np.nanmax(drawn, 1) == np.nanmax(drawn)).all()  # in each row
     past = np.tril_indices(5)
-    scores = np.full((5, 5), -np.inf)
-    scores[past] = seen.layer(0)["scores"][0, 0].numpy()[past]
-    below = np.clip(1 - (scores.max(-1, keepdims=True) - scores) / 6, 0, 1)
+    scores = seen.maps[0, 0, 0].log()  # up to a number for each row
+    below = (1 - (scores.amax(-1, keepdim=True) - scores) / 6).clamp(0, 1).numpy()
     assert np.corrcoef(drawn[past], below[past])[0, 1] > 0.95
     total = step_to(walk, "weights")
     powers, shares = zip(*(row[-2:] for row in terms(walk)), strict=True)
@@ -478,10 +477,23 @@ def test_the_controls_work_by_keyboard(width: int, play: Any) -> None:
     until(view, "document.querySelector('#prompt').value.length === 6")
 
 
+@torch.no_grad()
+def _score(text: str, *, head: int, query: int, key: int) -> float:
+    """A score of the multi-head model, whose only layer reads the embedding."""
+    model, ids = small_model("multi-head"), torch.tensor([LETTERS.encode(text)])
+    attention, x = self_attention(model), record(model, ids).activations[Site("stream", -1)][0]
+    D = model.architecture.head_dim
+    q_D, k_D = (
+        linear(x[token]).view(-1, D)[head]
+        for linear, token in ((attention.query, query), (attention.key, key))
+    )
+    score: float = (q_D @ k_D).item() / D**0.5
+    return score
+
+
 @WIDTHS
 def test_clicks_choose_heads_and_numbers_and_hovering_shows_weights(width: int, play: Any) -> None:
     """A number of the scores is the product of a query and a key, which are framed."""
-    seen = record(small_model("multi-head"), torch.tensor([LETTERS.encode("abcab")]))
     view = play("multi-head", text="abcab", width=width)
     view.locator("#thumbnails button", has_text="head 3").click()
     view.locator("#head-caption", has_text="Layer 1, head 3: “b”").wait_for()
@@ -496,7 +508,7 @@ def test_clicks_choose_heads_and_numbers_and_hovering_shows_weights(width: int, 
     scores = view.locator(".outcome .matrix")
     box = scores.bounding_box()
     scores.click(position={"x": box["width"] * 0.3, "y": box["height"] * 0.9})
-    score = float(seen.layer(0)["scores"][0, 2, 4, 1])
+    score = _score("abcab", head=2, query=4, key=1)
     assert view.inner_text("#explanation").startswith(f"scores[“b”, “b”] = {score:.2f}\n")
     assert view.locator("#walkthrough .highlight").count() == 3
 

@@ -31,10 +31,8 @@ class Site(NamedTuple):
     """The place of an activation in a model."""
 
     kind: str
-    """Of a block, (B, T, C): read (the input of the attention, after the norm), attended, mlp, and
-    stream (the output of the block). Of heads: maps, (B, H, T, T), mixed (maps · values),
-    (B, H, T, E), and in `scaled_dot_product_attention` also query, key, value, for all H heads, and
-    scores, before the mask."""
+    """Of a block, (B, T, C): attended, mlp, and stream (the output of the block). Of heads: maps,
+    (B, H, T, T), and mixed (maps · values), (B, H, T, E)."""
     layer: int
     """from 0; −1 for the embedding, whose kind is stream"""
     first_head: int = 0
@@ -107,8 +105,6 @@ class Recorder(TorchFunctionMode):
         self._running.append(x if x is not None and x.is_floating_point() else None)
         if isinstance(module, Block):
             self.heads.append(0)
-        elif self._kinds.get(module) == "attended":
-            self._see(Site("read", len(self.heads) - 1), inputs[0])
 
     def leave(self, module: nn.Module, inputs: object, output: Tensor) -> Tensor | None:
         """Return what the model uses as the output of a module; None for the output."""
@@ -139,17 +135,13 @@ class Recorder(TorchFunctionMode):
     ) -> Tensor:
         """Compute what `scaled_dot_product_attention` does, without dropout."""
         key, value = shared_heads(query.size(-3), key, value)
-        scores = masked = query @ key.mT * (query.size(-1) ** -0.5 if scale is None else scale)
+        scores = query @ key.mT * (query.size(-1) ** -0.5 if scale is None else scale)
         if is_causal:
             attn_mask = scores.new_ones(scores.shape[-2:], dtype=torch.bool).tril()
         if attn_mask is not None:
             is_bool = attn_mask.dtype == torch.bool
-            masked = scores.where(attn_mask, -torch.inf) if is_bool else scores + attn_mask
-        map_BHTT = self._used_map(torch.softmax(masked, -1))
-        if self._map is not None and map_BHTT is self._map[0]:
-            values = {"query": query, "key": key, "value": value, "scores": scores}
-            for kind, x in values.items():
-                self._see(self._map[1]._replace(kind=kind), x)
+            scores = scores.where(attn_mask, -torch.inf) if is_bool else scores + attn_mask
+        map_BHTT = self._used_map(torch.softmax(scores, -1))
         return self._used_product(map_BHTT, map_BHTT @ value)
 
     def _used_map(self, softmax: Tensor) -> Tensor:
