@@ -15,10 +15,10 @@ from attnlm.base.events import Note
 from attnlm.compute.device import choose_device
 from attnlm.config.settings import Config, resolve_new
 from attnlm.data.dataset import Dataset
-from attnlm.training import own_code_trial
-from attnlm.training.own_code_trial import TRIED_WINDOWS, Trial, try_own_code
+from attnlm.training import own_code_trial, step
+from attnlm.training.own_code_trial import Trial
 from attnlm.training.state import initial_state
-from attnlm.training.step import Stepper, new_batches
+from attnlm.training.step import Stepper, try_divisions
 from attnlm.workflows.autotune import autotune
 from tests import own_code
 from tests.models import contents
@@ -66,14 +66,14 @@ def _config(name: str, folder: Path, **settings: Any) -> Config:
 def _tried(config: Config, dataset: Dataset) -> Trial:
     device = choose_device("cpu")
     model = initial_state(config, dataset.vocab_size, device).model
-    inputs, _ = new_batches(config, dataset, TRIED_WINDOWS)(0)
-    return try_own_code(model, config.training.loss, device, inputs)
+    return try_divisions(config, model, device, dataset)
 
 
-def test_a_trial_changes_no_generator(dataset: Dataset, tmp_path: Path) -> None:
-    before = own_code_trial._generators()
-    assert _tried(_config("torch", tmp_path), dataset).why_whole == WHY
-    assert own_code_trial._generators() == before
+def test_a_loss_is_not_tried(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(step, "try_own_code")
+    assert _tried(_config("torch", tmp_path), dataset) == Trial(may_replicate=False, why_whole=WHY)
 
 
 def _trained(name: str, dataset: Dataset, folder: Path, **settings: Any) -> tuple[Any, list[str]]:
@@ -189,8 +189,9 @@ def test_a_trial_of_a_model_finds_what_threads_may_not_share_and_changes_nothing
     device = choose_device("cpu")
     np.random.rand()
     models = [initial_state(config, dataset.vocab_size, device).model for _ in range(2)]
-    inputs, _ = new_batches(config, dataset, TRIED_WINDOWS)(0)
-    assert try_own_code(models[0], None, device, inputs).may_replicate == may_replicate
+    before = own_code_trial._generators()
+    assert try_divisions(config, models[0], device, dataset).may_replicate == may_replicate
+    assert own_code_trial._generators() == before
     states = [model.state_dict() for model in models]
     assert states[0].keys() == states[1].keys()
     assert all(value.equal(states[1][key]) for key, value in states[0].items())

@@ -43,13 +43,10 @@ class Trial(NamedTuple):
     """why a batch must be computed whole, "" if it may be divided"""
 
 
-def try_own_code(
-    model: LanguageModel, loss: str | None, device: Device, inputs: NDArray[np.int64]
-) -> Trial:
+def try_own_code(model: LanguageModel, device: Device, inputs: NDArray[np.int64]) -> Trial:
     """Try own code with some windows, (windows, T). The model and all generators stay.
 
-    Nothing is known of a `loss` of the user's own, which gets whole batches. Other devices than the
-    CPU have no replicas.
+    Other devices than the CPU have no replicas.
     """
     ids_BT = torch.from_numpy(inputs).to(device.torch)
     name = model.spec.name
@@ -60,7 +57,6 @@ def try_own_code(
     reasons = {
         f"the texts of a batch change each other in {name}": is_mixing,
         f"{name} changes its buffers or parameters itself": is_recorded,
-        f"the loss {loss} gets the whole batch": loss is not None,
     }
     return Trial(may_replicate, next((why for why, is_so in reasons.items() if is_so), ""))
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from attnlm.base.errors import AttnlmError
 from attnlm.base.process import StopSignal
-from attnlm.compute.device import keep_freed_memory
+from attnlm.compute.device import Device, keep_freed_memory
 from attnlm.compute.processes import ALONE, Processes
 from attnlm.compute.threads import computing, new_pool
 from attnlm.config.settings import Config
@@ -23,6 +23,7 @@ from attnlm.config.training import TrainingConfig
 from attnlm.data.batches import Batches, window_seeds
 from attnlm.data.dataset import Dataset
 from attnlm.data.examples import limit_per_window
+from attnlm.model.language_model import LanguageModel
 from attnlm.training.forms import Form, choose_form
 from attnlm.training.own_code_trial import TRIED_WINDOWS, Trial, try_own_code
 from attnlm.training.random_state import seed_generators
@@ -77,6 +78,19 @@ def new_batches(config: Config, dataset: Dataset, rows: slice) -> Batches:
     )
 
 
+def try_divisions(config: Config, model: LanguageModel, device: Device, dataset: Dataset) -> Trial:
+    """Return the divisions of a batch that a run allows.
+
+    Nothing is known of a loss of the user's own, which gets whole batches without a trial.
+    """
+    if (loss := config.training.loss) is not None:
+        return Trial(may_replicate=False, why_whole=f"the loss {loss} gets the whole batch")
+    if not config.codes:
+        return Trial(may_replicate=True)
+    inputs, _ = new_batches(config, dataset, TRIED_WINDOWS)(0)
+    return try_own_code(model, device, inputs)
+
+
 class StepNotFiniteError(AttnlmError):
     """Raised when numbers became NaN or infinite between the steps `first` and `last`."""
 
@@ -125,10 +139,7 @@ class Stepper:
         self._first_row = processes.rank * rows
         self.batches = new_batches(config, dataset, slice(self._first_row, self._first_row + rows))
         self._seed = self.batches.seed
-        trial = Trial(may_replicate=True)
-        if config.codes:
-            inputs, _ = new_batches(config, dataset, TRIED_WINDOWS)(0)
-            trial = try_own_code(state.model, training.loss, state.device, inputs)
+        trial = try_divisions(config, state.model, state.device, dataset)
         self._why_whole = trial.why_whole
         self._most_replicas = self._threads if trial.may_replicate and not self._why_whole else 1
         self.note = ""

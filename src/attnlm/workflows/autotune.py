@@ -31,11 +31,10 @@ from attnlm.model.spec import parameter_count
 from attnlm.training.cuda_graph import FIRST_CALLS
 from attnlm.training.forms import has_native_form, is_native_faster
 from attnlm.training.memory import affordable_micro_batch, check_memory
-from attnlm.training.own_code_trial import TRIED_WINDOWS, try_own_code
 from attnlm.training.random_state import keeping_random_state
 from attnlm.training.schedule import affordable_eval_tokens, budget_end
 from attnlm.training.state import initial_state
-from attnlm.training.step import Stepper, new_batches
+from attnlm.training.step import Stepper, try_divisions
 
 # Floating-point operations of a long run: a large GPU takes about a minute without compilation.
 _LONG = 5e15
@@ -137,10 +136,9 @@ def autotune(
 def _check_own_code(config: Config, dataset: Dataset, device: Device) -> None:
     """Raise AttnlmError if own code needs whole batches, and processes or memory forbid it."""
     processes = config.training.processes
-    inputs, _ = new_batches(config, dataset, TRIED_WINDOWS)(0)
     with keeping_random_state(device):
         model = initial_state(config, dataset.vocab_size, device).model
-    why_whole = try_own_code(model, config.training.loss, device, inputs).why_whole
+    why_whole = try_divisions(config, model, device, dataset).why_whole
     if not why_whole:
         return
     if processes > 1:
