@@ -19,6 +19,7 @@ from attnlm.training import own_code_trial, step
 from attnlm.training.own_code_trial import Trial
 from attnlm.training.state import initial_state
 from attnlm.training.step import Stepper, try_divisions
+from attnlm.workflows import autotune as autotuning
 from attnlm.workflows.autotune import autotune
 from tests import own_code
 from tests.models import contents
@@ -117,6 +118,20 @@ def test_several_processes_may_not_divide_the_batch_of_a_loss(
 ) -> None:
     with pytest.raises(UsageError, match=f"`processes` {count} divide it"):
         autotune(_config("sum", tmp_path, processes=count), choose_device("cpu"), dataset)
+
+
+@pytest.mark.parametrize(("name", "chosen"), [("mean", None), ("nothing", 2)])
+def test_no_micro_batch_is_chosen_for_whole_batches(
+    name: str, chosen: int | None, dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(autotuning, "affordable_micro_batch", lambda *_: 2)
+
+    def found(config: Config) -> int | None:
+        return autotune(config, choose_device("cpu"), dataset).training.micro_batch_size
+
+    assert found(_mixing(name, tmp_path)) == chosen
+    assert found(_config("sum", tmp_path)) is None
+    assert found(_config("sum", tmp_path, micro_batch_size=1)) == 1  # a note says that it is whole
 
 
 def test_a_run_whose_processes_are_refused_stays_as_it_is(dataset: Dataset, tmp_path: Path) -> None:

@@ -120,7 +120,8 @@ def autotune(
     config = config.with_training(device=device.name, dtype=device.dtype, compile=form)
     if config.training.seed is None:
         config = config.with_training(seed=secrets.randbits(31))
-    if config.training.micro_batch_size is None and not is_resumed:
+    is_open = config.training.micro_batch_size is None and not is_resumed
+    if is_open:
         size = affordable_micro_batch(config, dataset.vocab_size, device)
         config = config.with_training(micro_batch_size=size)
     check_fits(config, dataset, device)
@@ -128,19 +129,20 @@ def autotune(
         is_divided = device.name == "cpu" and config.training.compile != "torch"
         is_small = is_divided and _step_flops(config, dataset) < _SMALL_FOR_THREADS
         config = config.with_training(threads=1 if is_small else torch.get_num_threads())
-    if config.codes:
-        _check_own_code(config, dataset, device)
+    if config.codes and _needs_whole_batches(config, dataset, device) and is_open:
+        config = config.with_training(micro_batch_size=None)
     return config
 
 
-def _check_own_code(config: Config, dataset: Dataset, device: Device) -> None:
-    """Raise AttnlmError if own code needs whole batches, and processes or memory forbid it."""
+def _needs_whole_batches(config: Config, dataset: Dataset, device: Device) -> bool:
+    """Return True if own code needs whole batches. Raises AttnlmError if it does, and processes or
+    memory forbid it."""
     processes = config.training.processes
     with keeping_random_state(device):
         model = initial_state(config, dataset.vocab_size, device).model
     why_whole = try_divisions(config, model, device, dataset).why_whole
     if not why_whole:
-        return
+        return False
     if processes > 1:
         raise UsageError(
             f"{why_whole}, and `processes` {processes} divide it",
@@ -148,6 +150,7 @@ def _check_own_code(config: Config, dataset: Dataset, device: Device) -> None:
         )
     whole = config.with_training(micro_batch_size=None, threads=1)
     check_memory(whole, dataset.vocab_size, device)
+    return True
 
 
 def check_fits(config: Config, dataset: Dataset, device: Device) -> None:
