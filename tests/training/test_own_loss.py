@@ -273,6 +273,6 @@ def test_a_model_that_needs_whole_batches_has_one_result_for_each_seed(
     # Two threads of PyTorch's round otherwise than one. Half batches would differ by 0.5.
     assert results[0] == results[2] and results[1] == pytest.approx(results[0], abs=0.01)
     said = [note for note in notes if why in note]
-    assert len(said) == 2 and "each batch is computed whole, in one thread" in said[0]
+    assert len(said) == 2 and "each batch is computed whole, not divided among threads" in said[0]
     with pytest.raises(UsageError, match=f"{why}.*, and `processes` 2 divide it"):
         autotune(_mixing(name, tmp_path, processes=2), choose_device("cpu"), dataset)

@@ -145,7 +145,9 @@ class Stepper:
         self.note = ""
         """why own code needs the batch whole, if it would be divided otherwise"""
         if self._why_whole and split_batch(training, self._threads).windows < training.batch_size:
-            self.note = f"{self._why_whole}: each batch is computed whole, in one thread"
+            self.note = (
+                f"{self._why_whole}: each batch is computed whole, not divided among threads"
+            )
         self._divide_batch()
         self._loss_sum = torch.full((), state.loss_sum, device=state.device.torch)
         self._finite_step = state.step
