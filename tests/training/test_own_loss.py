@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note
+from attnlm.base.own_code import OwnCodeError
 from attnlm.compute.device import choose_device
 from attnlm.config.settings import Config, resolve_new
 from attnlm.data.dataset import Dataset
@@ -24,11 +26,15 @@ from attnlm.workflows.autotune import autotune
 from tests import own_code
 from tests.models import contents
 
-HEAD = """import random
+HEAD = """import itertools
+import random
 
 import numpy as np
 import torch
 from torch.nn import functional as F
+
+counts = itertools.count()
+own = np.random.default_rng(1)
 
 def ce(l, t):
     return F.cross_entropy(l.mT, t, reduction="none")
@@ -42,14 +48,19 @@ LOSSES = {
         "return ce(l, t).mean() + torch.autograd.grad(l.square().sum(), l)[0].square().mean()"
     ),
     "weights": "return F.cross_entropy(l.mT, t, weight=torch.arange(1.0, l.size(-1) + 1))",
+    "answers": "return F.cross_entropy(l.mT, t, ignore_index=-100)",
     "sum": "return F.cross_entropy(l.mT, t, reduction='sum')",
     "spread": "return ce(l, t).mean() + 0.01 * l.std(0).mean()",
     "dropout": "return F.cross_entropy(F.dropout(l, 0.3).mT, t)",
     "torch": "return ce(l, t).mean() * (1 + torch.rand(()))",
     "random": "return ce(l, t).mean() * (1 + random.random())",
     "numpy": "return ce(l, t).mean() * (1 + float(np.random.rand()))",
+    "its own": "return ce(l, t).mean() * (1 + own.random())",
+    "count": "return ce(l, t).mean() / (1 + next(counts))",
 }
 SEEDED = ("dropout", "torch", "random", "numpy")
+REFUSED = ("its own", "count")
+DIVISIONS: tuple[dict[str, Any], ...] = ({"threads": 2}, {"micro_batch_size": 1})
 
 
 def _code(name: str, folder: Path) -> str:
@@ -92,13 +103,44 @@ def _said(notes: list[str]) -> int:
     return sum(WHY in note for note in notes)
 
 
-@pytest.mark.parametrize("name", [name for name in LOSSES if name not in SEEDED])
+@pytest.mark.parametrize("name", [n for n in LOSSES if n not in (*SEEDED, *REFUSED)])
 def test_a_loss_is_computed_on_whole_batches(name: str, dataset: Dataset, tmp_path: Path) -> None:
     losses, notes = _trained(name, dataset, tmp_path)
     assert not _said(notes)  # nothing would have been divided
-    for division in ({"threads": 2}, {"micro_batch_size": 1}):
+    for division in DIVISIONS:
         again, notes = _trained(name, dataset, tmp_path, **division)
         assert again == losses and _said(notes) == 1
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """Questions and answers of other lengths in each window."""
+    folder = tmp_path_factory.mktemp("asked")
+    lines = [{"a": "a" * (1 + i % 7), "b": "b" * (1 + 5 * i % 9)} for i in range(99)]
+    (folder / "asked.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return attnlm.prepare(
+        folder / "asked.jsonl", prompt_column="a", answer_column="b", data_dir=folder / "data"
+    )
+
+
+@pytest.mark.parametrize("name", ["answers", "sum"])
+def test_a_loss_of_some_targets_is_computed_on_whole_batches(
+    name: str, asked: Dataset, tmp_path: Path
+) -> None:
+    losses, _ = _trained(name, asked, tmp_path)
+    for division in DIVISIONS:
+        again, notes = _trained(name, asked, tmp_path, **division)
+        assert again == losses and _said(notes) == 1
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("division", [{}, *DIVISIONS])
+def test_a_loss_that_keeps_a_state_of_its_own_is_refused(
+    name: str, division: dict[str, Any], dataset: Dataset, tmp_path: Path
+) -> None:
+    with pytest.raises(OwnCodeError, match="something else when another process opens") as caught:
+        _trained(name, dataset, tmp_path, **division)
+    assert "no attributes, variables of the file" in caught.value.hint
 
 
 @pytest.mark.parametrize("name", SEEDED)
