@@ -313,7 +313,7 @@ processes.all_reduce(torch.from_numpy(numbers)) => pass
 an evaluation goes on after a signal
 if stop.has_come: => if False:
 evaluation drops the last window
-if is_whole and len(tokens) > => if False and len(tokens) >
+if is_whole and (rest => if False and (rest
 bits are nats
 loss / math.log(2) / split.bytes_per_token => loss / split.bytes_per_token
 == workflows/check_own_code.py
