@@ -6,6 +6,7 @@ Jobs that clearly exceed memory are refused before anything is made, with what t
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import itertools
 import os
@@ -222,6 +223,7 @@ def test_a_window_that_exceeds_the_memory_and_memory_that_runs_out_later_are_err
 def test_a_command_that_finds_no_memory_says_what_to_lower(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    importlib.import_module("attnlm.cli.app")  # which names the options
     assert exits.run(lambda: torch.empty(2**60)) == 1
     said = capsys.readouterr().err
     assert "there is not enough memory" in said and "--batch-size" in said
