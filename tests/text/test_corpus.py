@@ -178,7 +178,14 @@ ARRAYS = [
     (f"[{RECORD}] {{}}", 1, "record 2 of stdin is not valid JSON"),
     ("[" * 10**5, 0, "record 1 of stdin is not valid JSON"),
     ('["x"]', 0, "record 1 of stdin is of type str"),
-    (f"[{RECORD}, {{\"text\": \"\udcff\"}}]", 1, "record 2 of stdin: .* half a surrogate pair"),
+    (f"[{RECORD}, {{\"text\": \"\\ud800\"}}]", 1, "record 2 of stdin: .* half a surrogate pair"),
+    # Surrogates stand for bytes that are not UTF-8. Another fault before them comes first.
+    *((f"[{RECORD}{rest}", 1, "record 2 of stdin is not valid JSON: 'utf-8' codec .* 0xe9: invalid")
+      for rest in (', {"text": "a\udce9b"}]', ', {"text": "a", "x": "\udce9"}]', ",\udce9 {}]",
+                   ', {"text"\udce9: ', ' \udce9, {"text": "a"}]', "]\udce9 ")),
+    (f"[{RECORD}]\udce2\udc82", 1, "record 2 of stdin .* 0xe2: unexpected end of data"),
+    (f'[{RECORD}, {{"text" "\udce9"}}]', 1, "record 2 of stdin is not valid JSON: Expecting ':'"),
+    (f"[{RECORD} {RECORD}, \udce9", 1, "record 2 of stdin is not valid JSON: Expecting ','"),
 ]  # fmt: skip
 
 
@@ -225,7 +232,7 @@ MOST = "stdin has more than 9,000 bytes"
         ("text", b"[", b'{"text": "abcd"},', MOST),
         ("text", b"", b'{"text": "abcd"}\n', MOST),
         ("text", b"text\n", b"abcd\n", MOST),
-        ("text", b'[{"text": "', b"abcd", "record 1 of stdin is longer than 20,000 characters, or"),
+        ("text", b'[{"text": "', b"abcd", "record 1 of stdin is longer than 20,000 bytes, or"),
         ("text", b'{"text": "', b"abcd", "line 1 of stdin is longer than 20,000 bytes"),
         ("text", b"", b"\0", "line 1 of stdin is longer than 20,000 bytes"),
         ("text", b'text\n"', b"abcd\n", "stdin is not valid CSV: field larger than field limit"),

@@ -26,7 +26,7 @@ from attnlm.text.text_files import (
     record_suffix,
 )
 
-_LONGEST = 2**26  # bytes of a line, characters of a value
+_LONGEST = 2**26  # bytes of a line or a record of an array, characters of a value of a table
 _ONE_RECORD = 'each line must be one record in UTF-8, such as {"text": "…"}, or all in one array'
 HUB_PREFIX = "hf:"
 HUB_SYNTAX = "hf:OWNER/NAME, then if needed @REVISION, /CONFIG and :SPLIT"
@@ -138,11 +138,16 @@ def _lines(file: BinaryIO, line: bytes, number: int, shown: str) -> Iterator[tup
 def _array_records(file: BinaryIO, chunk: bytes, shown: str) -> Rows:
     """Yield the values of an array, which begins with `chunk`, each as soon as it is read."""
     parse = json.JSONDecoder().raw_decode
-    # What is not UTF-8 becomes halves of surrogate pairs, which no text of a record may have.
-    decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
-    text, number = decoder.decode(chunk), 0
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    text, number, is_last, wrong = "", 0, False, ""
     while True:
-        place, reason = 0, "Expecting ',' delimiter"
+        try:
+            text += decoder.decode(chunk, final=is_last)
+        except UnicodeDecodeError as error:  # there may be whole records before it
+            text += error.object[: error.start].decode()
+            byte = error.object[error.start]
+            wrong = f"'utf-8' codec can't decode byte 0x{byte:02x}: {error.reason}"
+        place, reason, is_cut = 0, "Expecting ',' delimiter", False
         try:
             while between := re.compile(r"\s*,\s*" if number else r"\s*").match(text, place):
                 record, place = parse(text, between.end())
@@ -150,14 +155,18 @@ def _array_records(file: BinaryIO, chunk: bytes, shown: str) -> Rows:
                 yield f"record {number:,}", record
         except (ValueError, RecursionError) as error:
             reason = getattr(error, "msg", str(error))
+            is_cut = getattr(error, "pos", 0) == len(text) or reason.startswith("Unterminated")
         text = text[place:]
-        # The size of a read doubles, so that a long record is not parsed often.
-        chunk = file.read(max(BLOCK, len(text))) if len(text) <= _LONGEST else b""
-        if not chunk:
+        size = len(text.encode())
+        if wrong or is_last or size > _LONGEST:
             break
-        text += decoder.decode(chunk)
-    if text.strip() != "]":
-        longer = f"longer than {_LONGEST:,} characters, or " if len(text) > _LONGEST else ""
+        # The size of a read doubles, so that a long record is not parsed often.
+        chunk = file.read(max(BLOCK, size))
+        is_last = not chunk
+    if wrong or text.strip() != "]":
+        if wrong and (is_cut or text.strip() in ("", "]")):  # no other fault is before it
+            reason = wrong
+        longer = f"longer than {_LONGEST:,} bytes, or " if size > _LONGEST else ""
         message = f"record {number + 1:,} of {shown} is {longer}not valid JSON: {reason}"
         raise AttnlmError(message, _ONE_RECORD)
 

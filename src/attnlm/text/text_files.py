@@ -147,7 +147,7 @@ class TextFile:
         read = 0
         is_first = True
         with self.open() as file:
-            chunk, encoding = file.read(max(BLOCK, 4)), self.encoding
+            chunk, encoding = file.read(BLOCK), self.encoding
             if encoding == "utf-8":
                 marked = (name for mark, name in _MARKED.items() if chunk.startswith(mark))
                 encoding = next(marked, encoding)
