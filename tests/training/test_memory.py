@@ -6,7 +6,6 @@ Jobs that clearly exceed memory are refused before anything is made, with what t
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.util
 import itertools
 import os
@@ -26,7 +25,7 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note
 from attnlm.base.own_code import named_code
 from attnlm.base.setting_fields import Settings
-from attnlm.cli import exits
+from attnlm.cli import app, exits
 from attnlm.compute.device import Device
 from attnlm.compute.native import native_library
 from attnlm.config.settings import resolve
@@ -223,7 +222,7 @@ def test_a_window_that_exceeds_the_memory_and_memory_that_runs_out_later_are_err
 def test_a_command_that_finds_no_memory_says_what_to_lower(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    importlib.import_module("attnlm.cli.app")  # which names the options
+    app.root_command()  # which names the options
     assert exits.run(lambda: torch.empty(2**60)) == 1
     said = capsys.readouterr().err
     assert "there is not enough memory" in said and "--batch-size" in said
