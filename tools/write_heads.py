@@ -88,7 +88,8 @@ def rank_correlation(a: list[float], b: list[float]) -> tuple[float, float, floa
 
     def of(chosen: Any) -> float:
         ranks = np.argsort(np.argsort(pairs[:, chosen], axis=1), axis=1)
-        return float(np.corrcoef(ranks)[0, 1])
+        table: Any = np.corrcoef(ranks)
+        return float(table[0, 1])
 
     n = len(a)
     drawn = [of(draws.integers(n, size=n)) for _ in range(5000)]
