@@ -97,7 +97,7 @@ def rank_correlation(a: list[float], b: list[float]) -> tuple[float, float, floa
     return of(np.arange(n)), float(low), float(high)
 
 
-def page(cards: dict[str, Exam], losses: dict[str, dict[str, float]], folder: Path) -> str:
+def page(cards: dict[str, Exam], losses: dict[str, dict[str, float]]) -> str:
     """Return the generated part of docs/heads.md."""
     lines = ["## All cards in one table", ""]
     lines += ["Differences from the standard; a bold one is a verdict, better or worse.", ""]
@@ -177,7 +177,7 @@ def main() -> None:
             print(candidate, name, f"{losses[name][candidate]:.4f}", flush=True)
     if not only:
         before, _, _ = HEADS.read_text().partition(BEGIN)
-        HEADS.write_text(before + BEGIN + "\n" + page(cards, losses, folder))
+        HEADS.write_text(before + BEGIN + "\n" + page(cards, losses))
 
 
 if __name__ == "__main__":

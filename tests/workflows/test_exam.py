@@ -168,6 +168,7 @@ def test_a_model_too_large_to_be_made_equal_keeps_its_mlp_and_says_so(small: Pat
         ({"seed": -1}, "invalid value for `seed`"),
         ({"candidate": "transformer", "part": "mlp"}, "`part` is for code"),
         ({"candidate": "transformer:heads=7"}, "heads"),
+        ({"candidate": "alibbi"}, "no model or head is called 'alibbi'"),
     ],
 )
 def test_what_cannot_be_examined_leaves_nothing(

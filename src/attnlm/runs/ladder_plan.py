@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import itertools
 import os
@@ -46,7 +47,7 @@ REPAIR = "start another ladder with a lower rate, as bigram:learning_rate=0.01, 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(abc.ABC):
     """What a ladder or an exam trains, kept in its folder, from which it can be resumed."""
 
     KIND: ClassVar[str]
@@ -56,9 +57,9 @@ class Plan:
     codes: Mapping[str, Any] = field(default_factory=dict)
     """the own code (OwnCode) that is trained, by its name in variants"""
 
+    @abc.abstractmethod
     def check(self) -> None:
         """Raise UsageError for what cannot be trained."""
-        raise NotImplementedError
 
     def places(self, path: Path) -> list[Path]:
         """Return the folders that must not exist if `path` becomes the folder of this plan."""

@@ -146,6 +146,7 @@ def _operations(a: Architecture, weights: textbook.Weights, ids: Tensor) -> Iter
         "F": functional,
         "keep": lambda *step: steps.append(step),
     }
+    # The text is that of textbook.py; settings stand in it as Python writes checked values.
     exec(re.sub(r"(?m)^( +)(block|\w+_[A-Z]+) = (.+)$", _and_keep, specialise_textbook(a)), names)
     names["forward"](weights, ids)
     layer = 0

@@ -16,13 +16,15 @@ from attnlm.base.folders import (
     CHECKPOINT_DIR,
     find_folder,
 )
-from attnlm.base.heads import list_heads
+from attnlm.base.heads import head_names, list_heads
 from attnlm.base.own_code import is_code_name
 from attnlm.base.setting_fields import Settings, differing_names
+from attnlm.base.suggestions import suggestion
 from attnlm.config.settings import resolve_new, with_own_code
 from attnlm.config.variants import named_codes, split_variant, variant
 from attnlm.data.dataset import Dataset
 from attnlm.data.prepare import prepare
+from attnlm.model.architecture import MODELS
 from attnlm.model.own_arguments import infer_kind
 from attnlm.runs.exam_plan import STANDARD, SUITE, ExamPlan, trainings
 from attnlm.runs.run import Run
@@ -96,6 +98,10 @@ def exam(
 def _plan(candidate: str | Callable[..., Any], part: str | None) -> ExamPlan:
     """Return the plan for a candidate. Raises UsageError if it is none."""
     if isinstance(candidate, str) and not is_code_name(split_variant(candidate)[0]):
+        if (model := split_variant(candidate)[0]) not in MODELS:
+            known = [*head_names(), *MODELS]
+            hint = suggestion(model, known, "name FILE.py:NAME, or take one of `attnlm list heads`")
+            raise UsageError(f"no model or head is called {model!r}", hint)
         codes = named_codes([candidate])
         variant(candidate, codes)
         if part is not None:
