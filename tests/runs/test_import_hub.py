@@ -174,7 +174,7 @@ def test_missing_hub_models_fail_with_one_error(hub: Hub, tmp_path: Path) -> Non
         (MODEL, "v2", "`revision` v2 of", "`revision`"),
         *(
             (name, None, "is not a folder, a safetensors file or", "such as")
-            for name in ("../secret", "a/b/c", "a/..", "a b")
+            for name in ("../secret", "a/b/c", "a/..", "a b", "lost.safetensors")
         ),
     ):
         with pytest.raises(AttnlmError) as refused:

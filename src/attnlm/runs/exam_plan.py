@@ -11,7 +11,7 @@ from attnlm.base.setting_fields import Settings, check_value, setting
 from attnlm.base.suggestions import suggestion
 from attnlm.config.settings import resolve
 from attnlm.config.variants import variant
-from attnlm.runs.ladder_plan import Plan
+from attnlm.runs.plan import Plan
 
 
 class Exercise(NamedTuple):

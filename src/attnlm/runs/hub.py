@@ -35,8 +35,9 @@ def check_source(source: str | Path) -> None:
         raise UsageError(
             "the name of a model cannot be empty", "name a folder, a file, or a model on the Hub"
         )
-    is_file = Path(source).suffix == ".safetensors" or is_folder(Path(source))
-    if not (is_file if os.path.lexists(source) else re.fullmatch(_NAME, str(source))):
+    is_file = Path(source).suffix == ".safetensors"
+    is_name = not is_file and re.fullmatch(_NAME, str(source))
+    if not (is_file or is_folder(Path(source)) if os.path.lexists(source) else is_name):
         raise AttnlmError(
             f"{source} is not a folder, a safetensors file or the name of a model",
             "use a folder in Hugging Face's format, or a name on the Hub, such as Qwen/Qwen3-0.6B",
