@@ -148,7 +148,7 @@ def cell(one: Any) -> str:
     if one.pair is None:
         return "failed"
     text = f"{one.pair.difference:+z.0f}".replace("-", "−")
-    return text if one.verdict == "not shown" else f"**{text}**"
+    return f"**{text}**" if one.verdict in ("better", "worse") else text
 
 
 def mean_of(card: Exam) -> float:
