@@ -128,7 +128,7 @@ def _signals_that_end(dataset: Dataset, processes: Processes) -> Iterator[int]:
         stepper.stop.check()  # the others do not know it yet
         with pytest.raises(Interrupted) as caught:
             if is_evaluation:
-                training = replace(stepper.training, device="cpu")
+                training = replace(stepper.config.training, device="cpu")
                 validation_loss(stepper.state.model, Split(dataset.val), training, None, stepper)
             else:
                 stepper.step()

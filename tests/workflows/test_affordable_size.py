@@ -64,7 +64,8 @@ def test_slow_first_steps_do_not_count(
         clock.advance(10.0 if next(steps) < slow else 0.5)
         return torch.zeros(())
 
-    stepper = SimpleNamespace(step=step, training=SimpleNamespace(micro_batch_size=7))
+    config = resolve({}).with_training(micro_batch_size=7)
+    stepper = SimpleNamespace(step=step, config=config)
     for name, stand_in in {
         "Stepper": lambda *_: stepper,
         "initial_state": lambda *_: None,

@@ -16,6 +16,7 @@ from attnlm.base.folders import resume_command
 from attnlm.base.process import Interrupted
 from attnlm.compute.device import Device
 from attnlm.compute.processes import ALONE, LostProcessError, Processes
+from attnlm.config.settings import Config
 from attnlm.data.dataset import Dataset
 from attnlm.model.language_model import LanguageModel
 from attnlm.runs.checkpoint import save_checkpoint
@@ -26,7 +27,6 @@ from attnlm.training.events import Evaluated, Finished, Started, Stepped
 from attnlm.training.memory import estimate_memory
 from attnlm.training.random_state import keeping_random_state
 from attnlm.training.recorded import check_recorded
-from attnlm.training.schedule import Schedule
 from attnlm.training.state import TrainingState, save_state
 from attnlm.training.step import StepNotFiniteError, Stepper
 from attnlm.training.validation import Evaluation, Split, right_answers, validation_loss
@@ -62,8 +62,8 @@ def fit(
     signal, saves the run if a step was made, then raises Interrupted.
     """
     with keeping_random_state(state.device):
-        schedule = Schedule(run.config, state, dataset.val_tokens, ends, processes)
-        stepper = Stepper(state, run.config, dataset, processes, schedule)
+        stepper = Stepper(state, run.config, dataset, processes, ends)
+        schedule = stepper.schedule
 
         def tell(event: object) -> None:
             with schedule.paused():
@@ -73,15 +73,13 @@ def fit(
         with stepper.stop.listening():
             memory = estimate_memory(run.config, run.vocab_size, state.device.name)
             tell(Started(run, state.device, state.step, memory.total))
-            if stepper.note:
-                tell(Note(stepper.note))
             state.model.train()
             schedule.restart()
             try:
                 while True:
                     stepper.stop.check()
                     if schedule.should_evaluate:
-                        tell(_evaluate_and_save(run, dataset, stepper, schedule, take_snapshot))
+                        tell(_evaluate_and_save(run, dataset, stepper, take_snapshot))
                         schedule.restart()
                         stepper.stop.check()
                     elif schedule.should_snapshot:
@@ -91,19 +89,18 @@ def fit(
                     if schedule.should_stop:
                         break
                     loss = stepper.step()
-                    fitting = stepper.training.micro_batch_size
-                    if fitting != run.config.training.micro_batch_size:
-                        run = _record(run, stepper, micro_batch_size=fitting)
-                        words = f"`micro_batch_size` {fitting} is used from now on"
-                        tell(Note(f"memory ran out: {words}"))
+                    if stepper.config is not run.config:
+                        run = _record(run, stepper, stepper.config)
+                        fitting = f"`micro_batch_size` {run.config.training.micro_batch_size}"
+                        tell(Note(f"memory ran out: {fitting} is used from now on"))
                     if processes.is_main and time.perf_counter() >= report_due:
-                        tell(_progress(stepper, schedule, loss))
+                        tell(_progress(stepper, loss))
                         report_due = time.perf_counter() + _SECONDS_BETWEEN_REPORTS
                     if on_step is not None:
                         with schedule.paused():
                             on_step(state.step, loss)
             except (Interrupted, LostProcessError) as error:
-                _save_when_stopped(run, stepper, schedule.seconds(), error)
+                _save_when_stopped(run, stepper, error)
                 raise
             if schedule.is_over:
                 run = _with_steps(run, stepper)
@@ -116,13 +113,14 @@ def _with_steps(run: Run, stepper: Stepper) -> Run:
     training, made = run.config.training, stepper.state.step
     if training.budget is None:
         return run
-    return _record(run, stepper, steps=made, warmup=min(training.warmup, made // 4))
+    warmup = min(training.warmup, made // 4)
+    return _record(run, stepper, run.config.with_training(steps=made, warmup=warmup))
 
 
-def _progress(stepper: Stepper, schedule: Schedule, loss: Tensor) -> Stepped:
+def _progress(stepper: Stepper, loss: Tensor) -> Stepped:
     """Return the report of the newest step. Raises StepNotFiniteError."""
     stepper.check_loss()
-    norm = stepper.state.optimizer.norm()
+    norm, schedule = stepper.state.optimizer.norm(), stepper.schedule
     return Stepped(
         step=stepper.state.step,
         loss=loss.item(),
@@ -138,10 +136,10 @@ def _progress(stepper: Stepper, schedule: Schedule, loss: Tensor) -> Stepped:
 
 
 def _evaluate_and_save(
-    run: Run, dataset: Dataset, stepper: Stepper, schedule: Schedule, take_snapshot: TakeSnapshot
+    run: Run, dataset: Dataset, stepper: Stepper, take_snapshot: TakeSnapshot
 ) -> Evaluated:
     """Evaluate the model, then write the metrics, the snapshot and the checkpoints."""
-    state, training = stepper.state, run.config.training
+    state, schedule, training = stepper.state, stepper.schedule, run.config.training
     began = time.perf_counter()
     stepper.check()  # waits for a GPU, before the clock is read
     speed = round(schedule.tokens_per_second())
@@ -189,9 +187,9 @@ def _evaluate_and_save(
 
 def _evaluate(stepper: Stepper, dataset: Dataset, most: int | None) -> Evaluation:
     """Return the loss of the model over the validation split or `most` of its tokens."""
-    state, examples = stepper.state, dataset.val_examples
-    split = Split.of(dataset, stepper.training)
-    evaluation = validation_loss(state.model, split, stepper.training, most, stepper)
+    state, examples, training = stepper.state, dataset.val_examples, stepper.config.training
+    split = Split.of(dataset, training)
+    evaluation = validation_loss(state.model, split, training, most, stepper)
     if examples is None:
         return evaluation
     answers = _MOST_ANSWERS
@@ -205,9 +203,9 @@ def _evaluate(stepper: Stepper, dataset: Dataset, most: int | None) -> Evaluatio
 # --- Files ----------------------------------------------------------------------------------------
 
 
-def _record(run: Run, stepper: Stepper, **settings: int | None) -> Run:
-    """Return the run with settings that were chosen during the training; rank 0 saves them."""
-    run = replace(run, config=run.config.with_training(**settings))
+def _record(run: Run, stepper: Stepper, config: Config) -> Run:
+    """Return the run with what the training has chosen; rank 0 saves it."""
+    run = replace(run, config=config)
     if stepper.processes.is_main:
         with _writing(run, stepper.state):
             run.save_config()
@@ -232,12 +230,13 @@ def _add_snapshot(run: Run, stepper: Stepper, take_snapshot: TakeSnapshot) -> No
             run.append_snapshot(snapshot)
 
 
-def _save_when_stopped(run: Run, stepper: Stepper, seconds: float, error: BaseException) -> None:
-    """Save the last complete step, if any, of a run of `seconds` that a signal has stopped.
+def _save_when_stopped(run: Run, stepper: Stepper, error: BaseException) -> None:
+    """Save the last complete step, if any, of a run that a signal has stopped.
 
     Raises Interrupted if another process was lost since it got the signal first.
     """
     state, processes = stepper.state, stepper.processes
+    seconds = stepper.schedule.seconds()
     if isinstance(error, LostProcessError):
         # torchrun signals the others when a process has failed, which may be noticed later.
         if stepper.stop.signum is not None:

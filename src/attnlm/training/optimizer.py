@@ -256,37 +256,27 @@ class Optimizer:
         the number of threads.
         """
         self._count.fill_(made + 1)
-        if self.gradient.is_cuda:
-            self._rate.fill_(rate)
-            if self._graph is None:
-                self._update_on_gpu()
-            else:
-                self._graph.call(self._update_on_gpu)
-            return
-        self._clip()
+        if not self.gradient.is_cuda:
+            self._update(rate, pool)
+        elif self._graph is None:
+            self._update(self._rate.fill_(rate))
+        else:
+            self._graph.call(self._update, self._rate.fill_(rate))
+
+    def _update(self, rate: Rate, pool: ThreadPoolExecutor | None = None) -> None:
+        """Scale the gradient down to the norm `gradient_clip`, if that is set; apply all rules."""
+        clip = self._config.gradient_clip
+        if clip is not None:
+            self._norm_before_clipping = torch.linalg.vector_norm(self.gradient)
+            self.gradient.mul_((clip / (self._norm_before_clipping + 1e-6)).clamp(max=1.0))
         if pool is None:
-            self._apply(rate)
+            for rule in self._rules:
+                rule(rate)
         else:
             jobs = [functools.partial(rule, rate) for rule in self._rules]
             with computing(jobs[1:], pool) as others:
                 jobs[0]()
                 others()
-
-    def _update_on_gpu(self) -> None:
-        """Make the next update with the numbers in `_rate` and `_count`."""
-        self._clip()
-        self._apply(self._rate)
-
-    def _apply(self, rate: Rate) -> None:
-        for rule in self._rules:
-            rule(rate)
-
-    def _clip(self) -> None:
-        """Scale the gradient down to the norm `gradient_clip`, if that is set."""
-        clip = self._config.gradient_clip
-        if clip is not None:
-            self._norm_before_clipping = torch.linalg.vector_norm(self.gradient)
-            self.gradient.mul_((clip / (self._norm_before_clipping + 1e-6)).clamp(max=1.0))
 
     def is_finite(self) -> bool:
         """Return True if weights and running means are finite numbers."""

@@ -110,16 +110,6 @@ def budget_end(seconds: float, began: float) -> float:
     return max(began + seconds, time.perf_counter() + min(seconds, _LEAST_SECONDS))
 
 
-def expected_steps(config: TrainingConfig, made: int, progress: float) -> float:
-    """Return the number of steps of a run, which is estimated if the run has a budget.
-
-    `progress` is the fraction of the budget that the first `made` steps have used.
-    """
-    if config.budget is None:
-        return config.max_steps
-    return max(made, 1) / max(progress, _LEAST_PROGRESS)
-
-
 class Schedule:
     """The time of a run in this process, and when the run evaluates and ends.
 
@@ -188,7 +178,9 @@ class Schedule:
     @property
     def steps(self) -> float:
         """Return the number of steps of the whole run, which is estimated within a budget."""
-        return expected_steps(self._training, self._state.step, self._state.progress)
+        if self._training.budget is None:
+            return self._training.max_steps
+        return max(self._state.step, 1) / max(self._state.progress, _LEAST_PROGRESS)
 
     @property
     def learning_rate(self) -> float:

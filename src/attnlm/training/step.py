@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable
@@ -27,20 +28,19 @@ from attnlm.model.language_model import LanguageModel
 from attnlm.training.forms import Form, choose_form
 from attnlm.training.own_code_trial import TRIED_WINDOWS, Trial, try_own_code
 from attnlm.training.random_state import seed_generators
-from attnlm.training.schedule import Schedule, expected_steps, learning_rate
+from attnlm.training.schedule import Schedule
 from attnlm.training.state import TrainingState
 
+Array = NDArray[np.int64]
 MOST_REPLICAS = 8
 """The most replicas of a model in a process. One thread sums the gradients of all replicas."""
 
 
 class BatchSplit(NamedTuple):
-    """The division of a process's rows of a batch."""
+    """The division of a micro-batch. A process computes its micro-batches one after another."""
 
-    micro_batches: int
-    """the number of micro-batches, which are computed one after another"""
     replicas: int
-    """the number of replicas, each in a thread, that divide a micro-batch"""
+    """the number of replicas of the model, each in a thread"""
     windows: int
     """the number of windows that a replica computes at once"""
 
@@ -52,13 +52,12 @@ def split_batch(training: TrainingConfig, threads: int) -> BatchSplit:
     """
     rows = training.batch_size // training.processes
     most = training.micro_batch_size or rows
-    micro_batches = next(n for n in range(-(-rows // most), rows + 1) if rows % n == 0)
-    at_once = rows // micro_batches
+    at_once = next(n for n in range(min(most, rows), 0, -1) if rows % n == 0)
     possible = range(min(threads, at_once, MOST_REPLICAS), 0, -1)
     replicas = next(n for n in possible if threads % n == 0 and at_once % n == 0)
     if training.compile == "torch":
         replicas = 1
-    return BatchSplit(micro_batches, replicas, at_once // replicas)
+    return BatchSplit(replicas, at_once // replicas)
 
 
 def new_batches(config: Config, dataset: Dataset, rows: slice) -> Batches:
@@ -110,8 +109,7 @@ class Stepper:
     """The training steps of a run.
 
     A batch is divided among processes, and each micro-batch of a process among replicas. Each
-    replica computes the loss of some windows in its own thread; the gradients are averaged. The
-    `schedule` says how much of a budget is used; without it, a run follows its steps.
+    replica computes the loss of some windows in its own thread; the gradients are averaged.
     """
 
     def __init__(
@@ -120,21 +118,22 @@ class Stepper:
         config: Config,
         dataset: Dataset,
         processes: Processes = ALONE,
-        schedule: Schedule | None = None,
+        ends: float | None = None,
     ) -> None:
+        """A run with a budget ends when `time.perf_counter` reaches `ends`."""
         training = config.training
+        self.schedule = Schedule(config, state, dataset.val_tokens, ends, processes)
         self._threads = 1
         if state.device.name == "cpu":
             self._threads = training.threads or 1
             keep_freed_memory()
         self.state = state
-        self.training = training
+        self.config = config
+        """Another one if memory ran out in the first step: with a smaller `micro_batch_size`."""
         self.processes = processes
         self.stop = StopSignal(alone=processes.count == 1)
         self.has_stepped = False
         """True once this object has made a step, which a signal must not lose."""
-        self._config = config
-        self._schedule = schedule
         rows = training.batch_size // training.processes
         self._first_row = processes.rank * rows
         self.batches = new_batches(config, dataset, slice(self._first_row, self._first_row + rows))
@@ -142,19 +141,14 @@ class Stepper:
         trial = try_divisions(config, state.model, state.device, dataset)
         self._why_whole = trial.why_whole
         self._most_replicas = self._threads if trial.may_replicate and not self._why_whole else 1
-        self.note = ""
-        """why own code needs the batch whole, if it would be divided otherwise"""
-        if self._why_whole and split_batch(training, self._threads).windows < training.batch_size:
-            self.note = (
-                f"{self._why_whole}: each batch is computed whole, not divided among threads"
-            )
         self._divide_batch()
         self._loss_sum = torch.full((), state.loss_sum, device=state.device.torch)
         self._finite_step = state.step
 
     def _divide_batch(self) -> None:
         """Divide the batch among micro-batches and replicas, and make the replicas."""
-        training, config, device = self.training, self._config, self.state.device
+        config, device = self.config, self.state.device
+        training = config.training
         if self._why_whole:
             training = replace(training, micro_batch_size=None)
         self._split = split_batch(training, self._most_replicas)
@@ -179,45 +173,47 @@ class Stepper:
     def step(self) -> Tensor:
         """Make the next step and return its loss, a tensor () on the device.
 
-        If a GPU's memory runs out in the first step, the micro-batch is halved until the step fits,
-        and `training` says so. Raises AttnlmError if one window does not fit, StepNotFiniteError,
-        and LostProcessError if a process has ended.
+        Raises AttnlmError if one window does not fit into a GPU's memory, StepNotFiniteError, and
+        LostProcessError if a process has ended.
         """
-        state, gradient = self.state, self.state.optimizer.gradient
-        inputs, targets = self.batches(state.step)
+        inputs, targets = self.batches(self.state.step)
+        compute = self._losses if self.has_stepped else self._losses_that_fit
+        loss = torch.stack(compute(inputs, targets)).mean()
+        return self._update(loss, np.count_nonzero(targets >= 0) / targets.size)
+
+    def _losses(self, inputs: Array, targets: Array) -> list[Tensor]:
+        """Set the gradient to that of this process's inputs and targets; return the mean loss, (),
+        of each part of them."""
+        gradient = self.state.optimizer.gradient.zero_()
+        if torch.get_num_threads() != self._torch_threads:
+            torch.set_num_threads(self._torch_threads)
+        replicas, windows = self._split
         losses: list[Tensor] = []
-        while not losses:
-            gradient.zero_()
-            if torch.get_num_threads() != self._torch_threads:
-                torch.set_num_threads(self._torch_threads)
-            _, replicas, windows = self._split
-            try:
-                for first in range(0, len(inputs), windows * replicas):
-                    jobs = [
-                        self._job(replica, first + replica * windows, inputs, targets)
-                        for replica in range(replicas)
-                    ]
-                    with computing(jobs[1:], self._pool) as others:
-                        losses += [jobs[0](), *others()]
-            except torch.OutOfMemoryError:
-                if self.has_stepped:
-                    raise
-                losses = []
-            if not self.has_stepped:
-                failures = torch.full_like(self._loss_sum, not losses)
-                self.processes.all_reduce(failures)
-                if failures:  # the step does not fit into the memory of each process
-                    losses = []
-                    self._halve_micro_batch()
+        for first in range(0, len(inputs), windows * replicas):
+            jobs = [
+                self._job(replica, first + replica * windows, inputs, targets)
+                for replica in range(replicas)
+            ]
+            with computing(jobs[1:], self._pool) as others:
+                losses += [jobs[0](), *others()]
         for other in self._other_gradients:
             gradient.add_(other)
             other.zero_()
-        loss = torch.stack(losses).mean()
-        return self._update(loss, np.count_nonzero(targets >= 0) / targets.size)
+        return losses
 
-    def _job(
-        self, replica: int, begin: int, inputs: NDArray[np.int64], targets: NDArray[np.int64]
-    ) -> Callable[[], Tensor]:
+    def _losses_that_fit(self, inputs: Array, targets: Array) -> list[Tensor]:
+        """Do as `_losses`, and halve the micro-batch until it fits into each process's memory."""
+        while True:
+            losses: list[Tensor] = []
+            with contextlib.suppress(torch.OutOfMemoryError):
+                losses = self._losses(inputs, targets)
+            failures = torch.full_like(self._loss_sum, not losses)
+            self.processes.all_reduce(failures)
+            if not failures:
+                return losses
+            self._halve_micro_batch()
+
+    def _job(self, replica: int, begin: int, inputs: Array, targets: Array) -> Callable[[], Tensor]:
         """Return the computation of a replica: the mean loss, (), of its windows from row `begin`
         of this process's inputs and targets on, and their gradient."""
         form, generators = self._replicas[replica]
@@ -234,7 +230,7 @@ class Stepper:
         batch = self._on_device(inputs[rows]), self._on_device(targets[rows])
         return functools.partial(form, *batch)
 
-    def _on_device(self, ids: NDArray[np.int64]) -> Tensor:
+    def _on_device(self, ids: Array) -> Tensor:
         device = self.state.device
         if device.name != "cuda":
             return torch.from_numpy(ids).to(device.torch)
@@ -247,7 +243,7 @@ class Stepper:
         windows = self._split.windows * self._split.replicas
         if windows == 1:
             raise AttnlmError(
-                f"one window of `block_size` {self._config.spec.block_size} does not fit into the "
+                f"one window of `block_size` {self.config.spec.block_size} does not fit into the "
                 "memory of the GPU",
                 "lower `block_size`, or use a smaller model",
             )
@@ -258,7 +254,7 @@ class Stepper:
             )
         if self.state.device.name == "cuda":
             torch.cuda.empty_cache()
-        self.training = replace(self.training, micro_batch_size=windows // 2)
+        self.config = self.config.with_training(micro_batch_size=windows // 2)
         self._divide_batch()
 
     def _update(self, loss: Tensor, counted: float) -> Tensor:
@@ -268,9 +264,7 @@ class Stepper:
         `counted` is the fraction of the others.
         """
         state, count = self.state, self.processes.count
-        progress = (
-            state.progress if self._schedule is None else self._schedule.progress_after_step()
-        )
+        progress = self.schedule.progress_after_step()
         if count > 1:  # one all-reduce sums gradients and numbers
             numbers = (loss, counted, progress * self.processes.is_main, self.stop.has_come)
             sums = state.optimizer.all_reduce(self.processes, numbers)
@@ -284,15 +278,14 @@ class Stepper:
             self._check(math.isfinite(loss), state.step + 1)
         loss = self._add_loss(loss / (counted or 1.0), counted > 0)
         # The mean over counted targets. Without any, the gradient is 0 anyway.
-        gradients = self.training.batch_size // self._split.windows
+        gradients = self.config.training.batch_size // self._split.windows
         scale = 1 / (gradients * (counted or 1.0))
         if scale != 1:
             state.optimizer.gradient.mul_(scale)
-        made = state.step + 1
-        rate = learning_rate(made, self.training, expected_steps(self.training, made, progress))
-        state.optimizer.update(state.step, rate, self._pool if self._other_gradients else None)
-        state.step = made
-        state.progress = progress
+        made = state.step
+        state.step, state.progress = made + 1, progress
+        rate = self.schedule.learning_rate
+        state.optimizer.update(made, rate, self._pool if self._other_gradients else None)
         self.has_stepped = True
         self.stop.defer()  # from now on, there is something to save
         return loss
@@ -325,7 +318,7 @@ class Stepper:
     def _check(self, is_finite: bool, step: int) -> None:
         if not is_finite:
             saved = self.state.saved_step
-            raise StepNotFiniteError(self._finite_step + 1, step, self.training, saved)
+            raise StepNotFiniteError(self._finite_step + 1, step, self.config.training, saved)
 
     def reset_loss_sum(self) -> None:
         """Set the sum of losses to 0 after an evaluation."""

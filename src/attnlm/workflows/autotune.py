@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.events import Note, OnEvent
+from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.compute.device import Device, choose_device, use_precision
 from attnlm.compute.native import native_library
 from attnlm.compute.threads import torch_settings_restored
@@ -34,7 +34,7 @@ from attnlm.training.memory import affordable_micro_batch, check_memory
 from attnlm.training.random_state import keeping_random_state
 from attnlm.training.schedule import affordable_eval_tokens, budget_end
 from attnlm.training.state import initial_state
-from attnlm.training.step import Stepper, try_divisions
+from attnlm.training.step import Stepper, split_batch, try_divisions
 
 # Floating-point operations of a long run: a large GPU takes about a minute without compilation.
 _LONG = 5e15
@@ -77,7 +77,7 @@ def complete_config(
         on_event(Note(f"{made_for}, but {other}"))
     config = _with_loss_on(config, dataset)
     device = choose_training_device(config, dataset)
-    config = autotune(config, device, dataset)
+    config = autotune(config, device, dataset, on_event)
     examples = dataset.train_examples
     if examples and (cut := examples.is_longer(config.spec.block_size).sum()):
         on_event(
@@ -108,7 +108,12 @@ def _with_loss_on(config: Config, dataset: Dataset) -> Config:
 
 
 def autotune(
-    config: Config, device: Device, dataset: Dataset, *, is_resumed: bool = False
+    config: Config,
+    device: Device,
+    dataset: Dataset,
+    on_event: OnEvent = ignore,
+    *,
+    is_resumed: bool = False,
 ) -> Config:
     """Choose what a configuration leaves open, and return the complete configuration.
 
@@ -129,28 +134,32 @@ def autotune(
         is_divided = device.name == "cpu" and config.training.compile != "torch"
         is_small = is_divided and _step_flops(config, dataset) < _SMALL_FOR_THREADS
         config = config.with_training(threads=1 if is_small else torch.get_num_threads())
-    if config.codes and _needs_whole_batches(config, dataset, device) and is_open:
-        config = config.with_training(micro_batch_size=None)
+    if config.codes and (why_whole := _why_whole(config, dataset, device)):
+        if is_open:
+            config = config.with_training(micro_batch_size=None)
+        threads = config.training.threads or 1 if device.name == "cpu" else 1
+        if split_batch(config.training, threads).windows < config.training.batch_size:
+            whole = "each batch is computed whole, not divided among threads"
+            on_event(Note(f"{why_whole}: {whole}"))
     return config
 
 
-def _needs_whole_batches(config: Config, dataset: Dataset, device: Device) -> bool:
-    """Return True if own code needs whole batches. Raises AttnlmError if it does, and processes or
-    memory forbid it."""
+def _why_whole(config: Config, dataset: Dataset, device: Device) -> str:
+    """Return why own code needs whole batches; "" if it does not. Raises AttnlmError if it does,
+    and processes or memory forbid it."""
     processes = config.training.processes
     with keeping_random_state(device):
         model = initial_state(config, dataset.vocab_size, device).model
     why_whole = try_divisions(config, model, device, dataset).why_whole
-    if not why_whole:
-        return False
-    if processes > 1:
-        raise UsageError(
-            f"{why_whole}, and `processes` {processes} divide it",
-            "use `processes` 1",
-        )
-    whole = config.with_training(micro_batch_size=None, threads=1)
-    check_memory(whole, dataset.vocab_size, device)
-    return True
+    if why_whole:
+        if processes > 1:
+            raise UsageError(
+                f"{why_whole}, and `processes` {processes} divide it",
+                "use `processes` 1",
+            )
+        whole = config.with_training(micro_batch_size=None, threads=1)
+        check_memory(whole, dataset.vocab_size, device)
+    return why_whole
 
 
 def check_fits(config: Config, dataset: Dataset, device: Device) -> None:
@@ -260,7 +269,7 @@ def time_step(
         while seconds < max(least, 1e-9):
             stepper.step().item()
             count, seconds = count + 1, time.perf_counter() - began
-        return seconds / count, stepper.training.micro_batch_size
+        return seconds / count, stepper.config.training.micro_batch_size
 
 
 def random_dataset(vocab_size: int, block_size: int, tokenizer: str | None = None) -> Dataset:

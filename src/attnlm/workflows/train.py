@@ -461,4 +461,4 @@ def open_rest(
     if missing is not None and "compile" not in settings:
         on_event(Note(f"{missing.message}: the modules compute from now on"))
         config = config.with_training(compile="modules")
-    return autotune(config, device, dataset, is_resumed=True), dataset, device
+    return autotune(config, device, dataset, on_event, is_resumed=True), dataset, device
