@@ -225,10 +225,13 @@ BODIES = {
     "nothing": ("pass", True),
     "random": ("x = x * (1 + random.random())", False),
     "numpy": ("x = x * (1 + np.random.rand())", False),
-    "its own": ("x = x * (1 + self.own.random())", False),
+    "layer drop": ("x = x * 0 if random.random() < 0.001 else x", False),
     "a buffer in place": ("self.kept += 1", False),
-    "another buffer": ("self.kept = self.kept.double() + 1", False),
-    "a new buffer": ("hasattr(self, 'new') or self.register_buffer('new', x[0, 0] * 0)", False),
+    "another buffer": ("self.kept = self.kept + 1", False),
+    "a mask that is made once": (
+        "hasattr(self, 'new') or self.register_buffer('new', x[0, 0] * 0)",
+        True,
+    ),
     "a hook": ("self.numbers.requires_grad and self.numbers.register_hook(torch.relu)", False),
     "no copy": ("self.lines = (line for line in [])", True),
 }
@@ -267,7 +270,6 @@ MIXES = {
     "dropout": ("x = torch.dropout(x, 0.1, self.training)", True),
     "noise": ("x = x + torch.randn_like(x)", True),
     "a count": ("self.kept += 1; x = x / self.kept.sum()", True),
-    "a count of evaluations": ("self.kept += not self.training", True),
     "running mean": ("self.kept = self.kept + x.mean(); x = x - self.kept[0]", False),
     "not finite": ("x = x / 0", True),
 }

@@ -9,7 +9,6 @@ import os
 import random
 import re
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,7 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.own_code import OwnCodeError
 from attnlm.compute.device import Device
 from attnlm.config.settings import resolve_new
-from attnlm.training import recorded
-from attnlm.training.recorded import _OPENERS, _is_same, check_recorded
+from attnlm.training.recorded import _OPENERS, check_recorded
 from attnlm.training.state import initial_state
 
 CPU = Device("cpu", "float32", "")
@@ -164,10 +162,7 @@ def test_state_that_is_recorded_whole_is_trained(init: str, body: str, tmp_path:
          "if self.training: self.turned = not self.turned\ny = y * (1 + self.turned)",
          "turned differs"),
         ("", "import os\ny = y * (1 + os.getpid() % 1000)", OPENS),
-        ("", "y = y * (1 + torch.initial_seed() % 1000)", OPENS),
-        ("", "import os\ny.requires_grad and y.register_hook(lambda g: g * len(os.environ))",
-         OPENS),
-        ("", "import os\nif y.size(1) < 3: y = y * len(os.environ)", OPENS),
+        ("", "import os\ny = y * len(os.environ)", OPENS),
         ("import os\nself.elsewhere = 'MINE' not in os.environ",
          "import os\nif self.elsewhere: os._exit(3)", "another process: it ended"),
     ],
@@ -259,13 +254,6 @@ def test_what_a_script_sets_outside_of_its_file_is_refused(
             delattr(torch.Tensor, "half_it")
 
 
-def test_numbers_that_are_not_finite_equal_only_themselves() -> None:
-    texts = "nan 1", "0 1", "inf 1", f"{torch.finfo(torch.float32).max} 1", "1", "1 1"
-    numbers = [torch.tensor([float(number) for number in text.split()]) for text in texts]
-    for a in numbers:
-        assert [_is_same(a, b, CPU) for b in numbers] == [a is b for b in numbers]
-
-
 def test_one_process_opens_all_runs_of_a_process(tmp_path: Path) -> None:
     check(tmp_path, "")
     openers = dict(_OPENERS)
@@ -274,28 +262,6 @@ def test_one_process_opens_all_runs_of_a_process(tmp_path: Path) -> None:
     with pytest.raises(OwnCodeError, match="AttributeError"):
         check(tmp_path, "", "y = y * nn.mine")
     assert openers == _OPENERS and all(o.poll() is None for o in openers.values())
-
-
-def test_another_process_has_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check(tmp_path, "")  # starts the process
-    monkeypatch.setattr(recorded, "_LEAST_SECONDS", 2)
-    monkeypatch.setattr(sys, "argv", ["script.py", "--my-option"])
-    waits = "'--my-option' in sys.argv or __import__('time').sleep(1000)"
-    with pytest.raises(OwnCodeError, match="another process: it took more than 2 seconds"):
-        check(tmp_path, waits)
-
-
-def test_a_process_that_was_ended_after_its_answer_is_not_asked_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Late(threading.Timer):
-        def cancel(self) -> None:
-            super().cancel()
-            self.function(*self.args)
-
-    monkeypatch.setattr(threading, "Timer", Late)
-    check(tmp_path, "")
-    check(tmp_path, "")
 
 
 def test_what_is_made_in_evaluation_is_used_in_training(train: Any, tmp_path: Path) -> None:
@@ -360,17 +326,15 @@ def test_check_says_what_is_not_recorded(tmp_path: Path) -> None:
     assert ATTRIBUTE in findings["recorded"].text and findings["recorded"].is_fatal
 
 
-ORDER = "list({'a', 'b', 'c'}).index('a')"
+ORDER = "sum(i * ord(c) for i, c in enumerate({}))"
 
 
 @pytest.mark.parametrize(
     ("init", "body"),
     [
-        (f"self.seen = {ORDER}", "y = y * self.seen"),
-        ("", f"y = y * {ORDER}"),
-        ("self.seen = [ord(c) for c in set('causal')]", "y = y * self.seen[0]"),
+        ("self.seen = " + ORDER.format("set('abcdefghijklmnopqrstuvwxyz')"), "y = y * self.seen"),
+        ("", "y = y * " + ORDER.format("{'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h', 'i', 'j'}")),
         ("", "y = y * (hash('causal') % 1000)"),
-        ("self.w = nn.Parameter(torch.ones([*{'a', 'b', 'c'}].index('a') + 1))", ""),
     ],
 )
 def test_code_that_is_another_in_the_next_process_is_refused(
@@ -378,7 +342,7 @@ def test_code_that_is_another_in_the_next_process_is_refused(
 ) -> None:
     (tmp_path / "torch.py").write_text("raise SystemExit('it ran')")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(AttnlmError, match=r"something else|cannot be opened") as refused:
+    with pytest.raises(AttnlmError, match="something else") as refused:
         check(tmp_path, init, body)
     assert "sorted(" in refused.value.hint
 

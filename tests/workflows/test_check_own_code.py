@@ -179,7 +179,7 @@ def test_right_code_has_no_problem(code: Path, name: str, settings: dict[str, An
         ),
         ("Late", "causality", "when the later tokens", "mask the scores before the softmax", True),
         ("OneHead", "maps", "1 layer × 1 heads", "the model has `heads` 4", False),
-        ("NotFinite", "causality", "blocks.0.attention.module.softmax", "all -inf", True),
+        ("NotFinite", "causality", "computes NaN or infinity: whether", "all -inf", True),
         ("Unused", "gradients", "6 of 8", "attention.module.spare.weight", False),
         ("BatchInTraining", "batch", "batch change each other", "first axis", False),
         ("Noise", "evaluation", "logits differ by", "if self.training", False),

@@ -1,19 +1,20 @@
-"""A trial of own code, which leaves no trace: may a batch be divided, and do later tokens leak?"""
+"""A trial of own code, which leaves no trace: may a batch be divided, and do later tokens leak?
+
+All comparisons are of logits of some ids, computed by the same weights from the same seed. Axes:
+B texts, T tokens, V vocabulary.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import random
-from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook
+from torch import Tensor
 
 from attnlm.base.own_code import OwnCodeError
 from attnlm.compute.device import Device
@@ -25,20 +26,32 @@ from attnlm.training.random_state import keeping_random_state, seed_generators
 
 TRIED_WINDOWS = slice(4)
 """The windows of the whole batch with which own code is tried: the same ones in all processes."""
-_MOST_LOGITS = 2**22  # of a trial
-_ROUNDING = 1e-5
-"""The relative difference of two results in float32 that rounding may explain."""
-_MOST_TOKENS = 2**12  # of a batch that is searched for leaks
+_MOST_TEXTS, _MOST_TOKENS, _MOST_LOGITS = 16, 2**12, 2**22
+"""of a batch that is searched for leaks"""
 _LEAK = 2e-5
 """A causal model's logits change by less, as a fraction of the largest, by rounding alone."""
+
+
+def logits_of(model: LanguageModel, ids_BT: Tensor, is_training: bool, seed: int = 0) -> Tensor:
+    """Return logits (B, T, V) of a model with the parameters of its zeros drawn.
+
+    The model stays as it is; the generators that `seed_generators` seeds do not.
+    """
+    seed_generators(seed)
+    with restoring(model), torch.no_grad(), on_device_of(ids_BT):
+        draw_zeros(model)
+        drop_by(model, [torch.Generator().manual_seed(0) for _ in ids_BT if ids_BT.is_cpu])
+        return model.train(is_training)(ids_BT).clone()  # type: ignore[no-any-return]
+
+
+# --- May a batch be divided? ----------------------------------------------------------------------
 
 
 class Trial(NamedTuple):
     """The divisions of a batch that own code allows."""
 
     may_replicate: bool
-    """False if it draws random numbers or changes buffers: replicas in threads would draw from one
-    generator, and change different buffers"""
+    """True if replicas in threads compute what one model does"""
     why_whole: str = ""
     """why a batch must be computed whole, "" if it may be divided"""
 
@@ -46,91 +59,51 @@ class Trial(NamedTuple):
 def try_own_code(model: LanguageModel, device: Device, inputs: NDArray[np.int64]) -> Trial:
     """Try own code with some windows, (windows, T). The model and all generators stay.
 
-    Other devices than the CPU have no replicas.
+    Other devices than the CPU have no replicas. Raises what the code raises.
     """
     ids_BT = torch.from_numpy(inputs).to(device.torch)
-    name = model.spec.name
     with keeping_random_state(device):
-        is_mixing = mixes_texts(model, ids_BT)
-        is_changing, is_recorded = _changes_state(model, ids_BT[:1])
-        may_replicate = not is_changing and _may_be_copied(model, ids_BT[:1])
-    reasons = {
-        f"the texts of a batch change each other in {name}": is_mixing,
-        f"{name} changes its buffers or parameters itself": is_recorded,
-    }
-    return Trial(may_replicate, next((why for why, is_so in reasons.items() if is_so), ""))
-
-
-def logits_of(model: LanguageModel, ids_BT: Tensor, is_training: bool) -> Tensor:
-    """Return logits of a model with the parameters of its zeros drawn. The model stays as it is."""
-    with restoring(model), torch.no_grad(), on_device_of(ids_BT):
-        draw_zeros(model)
-        drop_by(model, [torch.Generator().manual_seed(0) for _ in ids_BT if ids_BT.is_cpu])
-        return model.train(is_training)(ids_BT).clone()  # type: ignore[no-any-return]
+        if mixes_texts(model, ids_BT):
+            why = f"the texts of a batch change each other in {model.spec.name}"
+        elif _changes_state(model, ids_BT[:1]):
+            why = f"{model.spec.name} changes its buffers or parameters itself"
+        else:
+            return Trial(not _draws(model, ids_BT[:1]) and _can_be_copied(model))
+    return Trial(may_replicate=False, why_whole=why)
 
 
 def mixes_texts(model: LanguageModel, ids_BT: Tensor) -> bool:
     """Return True if the logits of a text depend on the other texts of its batch.
 
-    Of a mode in which the model draws random numbers, nothing is known.
+    Of a mode in which they depend on the seed, nothing is known.
     """
-    with contextlib.suppress(Exception):  # the first step raises it again
-        for is_training in (True, False):
-            compute = partial(logits_of, model, ids_BT, is_training)
-            together, is_fixed = _call_twice(compute)
-            seed_generators(0)
-            alone = logits_of(model, ids_BT[:1], is_training)
-            is_known = is_fixed and bool(together.isfinite().all())
-            if is_known and not are_close(alone, together[:1]):
-                return True
+    for is_training in (True, False):
+        together, again = (logits_of(model, ids_BT, is_training, seed) for seed in (0, 1))
+        alone = logits_of(model, ids_BT[:1], is_training)
+        if are_close(again, together) and not are_close(alone, together[:1]):
+            return True
     return False
 
 
-def _changes_state(model: LanguageModel, ids_BT: Tensor) -> tuple[bool, bool]:
-    """Return True if the model changes a buffer, and True if it changes what a run records.
+def _changes_state(model: LanguageModel, ids_BT: Tensor) -> bool:
+    """Return True if each call in training changes what a checkpoint holds.
 
-    That are some buffers, and parameters that change each time; a limit, as of clamp_, is kept the
-    second time.
+    The first call may make a mask, or keep weights within limits.
     """
-    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    with contextlib.suppress(Exception), restoring(model):
-        seed_generators(0)
-        with torch.no_grad(), on_device_of(ids_BT):
-            drop_by(model, ())
-            model.eval()(ids_BT)
-            model.train()(ids_BT)
-            parameters = [(p, p.clone()) for p in model.parameters() if p.numel()]
-            model(ids_BT)
-        after = dict(model.named_buffers())
-        changed = before.keys() ^ after.keys() | {
-            name
-            for name in before.keys() & after.keys()
-            if before[name].dtype != after[name].dtype or not before[name].equal(after[name])
-        }
-        is_moving = any(_differs(once, p) for p, once in parameters)
-        return bool(changed), is_moving or not changed.isdisjoint(model.state_dict())
-    return False, False  # the first step raises it again
+    with restoring(model), torch.no_grad(), on_device_of(ids_BT):
+        drop_by(model, ())
+        model.train()(ids_BT)
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        model(ids_BT)
+        return any(not tensor.equal(before[name]) for name, tensor in model.state_dict().items())
 
 
-def _may_be_copied(model: LanguageModel, ids_BT: Tensor) -> bool:
-    """Return True if a copy computes the same: copies of parameters are without their hooks."""
-    if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in model.parameters()):
-        return False
-    with contextlib.suppress(Exception):
-        copy.deepcopy(model)
-        return _call_twice(partial(logits_of, model, ids_BT, True))[1]
-    return False
-
-
-def _call_twice(compute: Callable[[], Tensor]) -> tuple[Tensor, bool]:
-    """Return a result, and True if it depends on no seed, count or generator, and moves none."""
-    results, is_fixed = [], True
-    for seed in (1, 0):
-        seed_generators(seed)
-        before = _generators()
-        results.append(compute())
-        is_fixed &= before == _generators()
-    return results[1], is_fixed and not _differs(*results)
+def _draws(model: LanguageModel, ids_BT: Tensor) -> bool:
+    """Return True if training draws from a generator, which replicas in threads would share."""
+    seed_generators(0)
+    before = _generators()
+    logits_of(model, ids_BT, is_training=True)
+    return before != _generators()
 
 
 def _generators() -> tuple[object, ...]:
@@ -139,11 +112,16 @@ def _generators() -> tuple[object, ...]:
     return torch.get_rng_state().tolist(), random.getstate(), repr(np.random.get_state())
 
 
-def _differs(a: Tensor, b: Tensor) -> bool:
-    """Return True if a is finite, and rounding does not explain that b is not equal."""
-    tolerance = max(_ROUNDING, 2 * torch.finfo(a.dtype).eps)
-    is_near = (a - b).abs().max() <= tolerance * a.abs().max()
-    return bool(a.isfinite().all()) and not is_near
+def _can_be_copied(model: LanguageModel) -> bool:
+    """Return True if a copy computes the same: copies of parameters are without their hooks."""
+    if not any(parameter._backward_hooks for parameter in model.parameters()):
+        with contextlib.suppress(Exception):
+            copy.deepcopy(model)
+            return True
+    return False
+
+
+# --- Do later tokens leak? ------------------------------------------------------------------------
 
 
 def find_leak(model: LanguageModel, most: int) -> str:
@@ -156,80 +134,66 @@ def find_leak(model: LanguageModel, most: int) -> str:
     """
     if (T := model.block_size) < 2:
         return ""
-    rows = max(1, min(16, most // 4, _MOST_TOKENS // T, _MOST_LOGITS // (T * model.vocab_size)))
+    sizes = most // 4, _MOST_TOKENS // T, _MOST_LOGITS // (T * model.vocab_size)
+    texts = max(1, min(_MOST_TEXTS, *sizes))
     for seed in range(4):
-        if leak := _leak_in(model, most, is_training := seed > 1, seed, rows):
+        is_training = seed > 1
+        leak = _leak_in(model, most, is_training, seed, texts)
+        if leak and texts > 1:  # the texts of a batch may have changed each other
+            leak = _leak_in(model, most, is_training, seed, 1)
+        if leak:
             return f"{'in training, ' * is_training}{leak}"
     return ""
 
 
-def _first_not_finite(model: LanguageModel, ids_BT: Tensor, is_training: bool) -> str:
-    """Return the name of the first registered module whose output has NaN or infinity."""
-    found: list[nn.Module] = []
+def _leak_in(model: LanguageModel, most: int, is_training: bool, seed: int, texts: int) -> str:
+    """Return a leak in a random text, of which a batch has copies with other endings.
 
-    def look(module: nn.Module, inputs: object, output: object) -> None:
-        if isinstance(output, Tensor) and not output.isfinite().all():
-            found.append(module)
-
-    with register_module_forward_hook(look):
-        logits_of(model, ids_BT, is_training)
-    names = {module: name or "the model" for name, module in model.named_modules()}
-    return next((names[module] for module in found if module in names), "the model")
-
-
-def _leak_in(model: LanguageModel, most: int, is_training: bool, seed: int, rows: int) -> str:
-    """Return a leak in a random text, of which a batch has `rows` copies with other endings.
-
-    Row by row, draws are the same for a batch of equal shape. A leak counts only if a text has it
-    that is computed alone, since the texts of a batch may change each other.
+    All batches have the same shape, for which draws of a seed are the same row by row.
     """
     T, V = model.block_size, model.vocab_size
     generator = torch.Generator().manual_seed(seed)
-    first_N = torch.randperm(T - 1, generator=generator)[:most].sort().values + 1
+    text_BT = torch.randint(V, (1, T), generator=generator).expand(texts, T)
+    logits_BTV = _repeated_logits(model, text_BT, is_training, seed)
+    for first_B in _places(T, most, generator).split(texts):
+        first_B1 = torch.nn.functional.pad(first_B, (0, texts - len(first_B)), value=T)[:, None]
+        is_later_BT = torch.arange(T) >= first_B1
+        shift_BT = torch.randint(1, max(2, V), (texts, T), generator=generator)
+        changed_BT = torch.where(is_later_BT, (text_BT + shift_BT) % V, text_BT)
+        changes_BTV = logits_of(model, changed_BT, is_training, seed) - logits_BTV
+        change_BT = changes_BTV.abs().amax(-1).masked_fill(is_later_BT, 0)
+        if not change_BT.max() <= _LEAK * logits_BTV.abs().max():
+            _repeated_logits(model, changed_BT, is_training, seed)  # refuses NaN
+            text, token = divmod(int(change_BT.argmax()), T)
+            return (
+                f"the logits at token {token + 1} change by {float(change_BT.max()):.2g} when the "
+                f"later tokens from {int(first_B1[text]) + 1} on change"
+            )
+    return ""
+
+
+def _places(T: int, most: int, generator: torch.Generator) -> Tensor:
+    """Return the tokens from which on a text is replaced: all but the first, or some of them."""
+    places = torch.randperm(T - 1, generator=generator)[:most] + 1
     if most < T - 1:
         parts = 8 if most >= 32 else 1
         edges = (torch.arange(parts + 1) * T // parts)[:, None] + torch.arange(-1, 3)
-        first_N = torch.cat((first_N, edges.clamp(1, T - 1).flatten())).unique()
+        places = torch.cat((places, edges.clamp(1, T - 1).flatten()))
+    return places.unique()
 
-    def repeated(ids_BT: Tensor) -> Tensor:
-        logits_BTV, again_BTV = (compute(ids_BT) for _ in range(2))
-        if not (logits_BTV - again_BTV).abs().max() <= _LEAK * logits_BTV.abs().max():
-            what = "computes other numbers for the same ids"
-            hint = "draw by torch, random or numpy.random, which are seeded; count in a buffer"
-            if not logits_BTV.isfinite().all():
-                first = _first_not_finite(model, ids_BT, is_training)
-                what = f"computes NaN or infinity, first in {first}"
-                hint = (
-                    "look for a division by 0, a logarithm of 0, or a row of scores that are all "
-                    "-inf"
-                )
-            where = " in training" * is_training
-            raise OwnCodeError(
-                f"{model.spec.name} {what}{where}: whether it sees later tokens is unknown", hint
-            )
+
+def _repeated_logits(model: LanguageModel, ids_BT: Tensor, is_training: bool, seed: int) -> Tensor:
+    """Return logits. Raises OwnCodeError unless computing them again gives the same."""
+    logits_BTV, again_BTV = (logits_of(model, ids_BT, is_training, seed) for _ in range(2))
+    if (logits_BTV - again_BTV).abs().max() <= _LEAK * logits_BTV.abs().max():
         return logits_BTV
-
-    def compute(ids_BT: Tensor) -> Tensor:
-        seed_generators(seed)
-        return logits_of(model, ids_BT, is_training)
-
-    text_BT = torch.randint(V, (1, T), generator=generator).expand(rows, T)
-    logits_BTV = repeated(text_BT)
-    for first_B in first_N.split(rows):
-        # The last batch is as large as the others, too.
-        first_B1 = torch.nn.functional.pad(first_B, (0, rows - len(first_B)), value=T)[:, None]
-        shift_BT = torch.randint(1, max(2, V), (rows, T), generator=generator)
-        is_later_BT = torch.arange(T) >= first_B1
-        changed_BT = torch.where(is_later_BT, (text_BT + shift_BT) % V, text_BT)
-        change_BT = (compute(changed_BT) - logits_BTV).abs().amax(-1).masked_fill(is_later_BT, 0)
-        if change_BT.max() <= _LEAK * logits_BTV.abs().max():
-            continue
-        if rows > 1:
-            return _leak_in(model, most, is_training, seed, 1)
-        repeated(changed_BT)
-        return (
-            f"the logits at token {int(change_BT.argmax()) + 1} change by "
-            f"{float(change_BT.max()):.2g} when the later tokens from {int(first_B[0]) + 1} on "
-            "change"
-        )
-    return ""
+    what = "computes other numbers for the same ids"
+    hint = "draw by torch, random or numpy.random, which are seeded; count in a buffer"
+    if not logits_BTV.isfinite().all():
+        what = "computes NaN or infinity"
+        hint = "look for a row of scores that are all -inf, a division by 0, or a logarithm of 0"
+    raise OwnCodeError(
+        f"{model.spec.name} {what}{' in training' * is_training}: whether it sees later tokens is "
+        "unknown",
+        hint,
+    )
