@@ -10,19 +10,16 @@ the user has named, or has trained with the same arguments.
 from __future__ import annotations
 
 import ast
-import builtins
 import contextlib
 import hashlib
 import inspect
 import json
-import math
 import os
 import symtable
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib.util import decode_source
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
@@ -298,7 +295,7 @@ def passed_code(thing: Callable[..., Any]) -> OwnCode:
     """Return the code of a class or function that was passed in Python.
 
     Its source is kept with the statements of its file, or of the notebook's cells so far, that it
-    needs: imports, definitions, and assignments that don't call attnlm. Raises UsageError unless
+    needs: imports, definitions, and assignments that don't use attnlm. Raises UsageError unless
     they run by themselves.
     """
     name = getattr(thing, "__name__", None)
@@ -307,14 +304,17 @@ def passed_code(thing: Callable[..., Any]) -> OwnCode:
     if (home := getattr(thing, "__module__", None) or "").startswith("attnlm_own_"):
         path = Path(str(sys.modules[home].__file__))
         return OwnCode(f"{path.name}:{name}", path, home.removeprefix("attnlm_own_"))
+    module = sys.modules.get(home, ModuleType(""))
     try:
-        scope = vars(sys.modules.get(home, ModuleType("")))
-        if scope.get(name) is not thing:
+        if vars(module).get(name) is not thing:
             raise LookupError(f"at the top of its file or notebook, {name} is nothing or another")
-        content = _source_for(name, scope).encode()
-        path = Path(str(scope.get("__file__"))).absolute().with_name(f"{name.lower()}.py")
-        code = OwnCode(f"{path.name}:{name}", path, allow_call(content, name))
+        source, needed = _source_for(name, module)
+        path = Path(vars(module).get("__file__") or "").absolute().with_name(f"{name.lower()}.py")
+        code = OwnCode(f"{path.name}:{name}", path, allow_call(source.encode(), name))
         code.load()
+        unknown = vars(module).keys() - vars(sys.modules[_home_of(code.sha256)]).keys()
+        if missing := sorted(needed & unknown):
+            raise LookupError(f"{_NOTHING} {missing[0]}")
     except AttnlmError:
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 - own code may raise anything
@@ -328,116 +328,70 @@ def passed_code(thing: Callable[..., Any]) -> OwnCode:
 
 
 class _Statement(NamedTuple):
-    """A statement of a module, and what it does with the names there."""
+    """A statement of a module, and the module's names that it sets and reads."""
 
     node: ast.stmt
     text: str
     sets: set[str]
-    """the names that it sets, or whose attributes or items it sets, or whose methods it calls"""
     reads: set[str]
-    """the names that it reads, or that its functions read when they are called"""
+    """also what its functions read when they are called"""
 
 
-_SURE = (ast.FunctionDef, ast.ClassDef, ast.Assign, ast.Import, ast.ImportFrom)
-"""statements after which an earlier value of a name is lost"""
-_DEFINES = (*_SURE[:2], ast.AsyncFunctionDef, *_SURE[3:])
+_NOTHING = "no import, definition or assignment without attnlm sets"
+_DEFINITIONS = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
 
 
-def _source_for(name: str, scope: Mapping[str, Any]) -> str:
-    """Return the statements of a module that set a name, and what they need.
-
-    `scope` has the module's names. Raises LookupError if a name is set by nothing that may run.
-    """
+def _source_for(name: str, module: ModuleType) -> tuple[str, set[str]]:
+    """Return the statements of a module that set a name or what it needs, and all these names."""
+    homes = {
+        n: str(getattr(v, "__name__" if isinstance(v, ModuleType) else "__module__", ""))
+        for n, v in vars(module).items()
+    }
+    foreign = {n for n, home in homes.items() if home.partition(".")[0] in ("attnlm", "IPython")}
     possible = [
-        s for s in _statements(scope) if isinstance(s.node, _DEFINES) or not _calls(s, scope)
+        s
+        for s in _statements(module)
+        if isinstance(s.node, _DEFINITIONS) or s.reads.isdisjoint(foreign)
     ]
-    for s in possible:
-        if isinstance(s.node, ast.ImportFrom) and s.node.names[0].name == "*":
-            s.sets.update(scope.keys() - set().union(*(other.sets for other in possible)))
-    needed = {name}
-    while True:
-        found = needed.union(*(s.reads for s in possible if not needed.isdisjoint(s.sets)))
-        if found == needed:
-            break
+    needed: set[str] = set()
+    found = {name, "annotations"}  # the latter from __future__
+    while found != needed:
         needed = found
-    kept: list[_Statement] = []
+        found = needed.union(*(s.reads for s in possible if not needed.isdisjoint(s.sets)))
+    kept: list[str] = []
     lacking = set(needed)
     for s in reversed(possible):
         if not lacking.isdisjoint(s.sets):
-            kept.insert(0, s)
-            if isinstance(s.node, _SURE):
+            kept.insert(0, s.text)
+            if isinstance(s.node, (*_DEFINITIONS, ast.Assign)):  # an earlier value is lost
                 lacking -= s.sets
             lacking |= s.reads
-    is_set = set().union(*(s.sets for s in kept), vars(builtins), vars(ModuleType("")))
-    if missing := sorted((needed - is_set - {"__file__"}) & scope.keys()):
-        raise LookupError(f"nothing that may run without attnlm sets {missing[0]}")
-    future = {s.text: None for s in possible if getattr(s.node, "module", "") == "__future__"}
-    return "\n\n".join([*future, *(s.text for s in kept if s.text not in future)]) + "\n"
+    if not kept:
+        raise LookupError(f"{_NOTHING} {name}")
+    return "\n\n".join(kept) + "\n", needed
 
 
-def _calls(statement: _Statement, scope: Mapping[str, Any]) -> bool:
-    """Return True if a statement reads a name of attnlm or IPython, and so may call them."""
-    values = [scope.get(name) for name in statement.reads]
-    homes = [
-        getattr(v, "__name__" if isinstance(v, ModuleType) else "__module__", "") for v in values
-    ]
-    return any(str(home).partition(".")[0] in ("attnlm", "IPython") for home in homes)
-
-
-def _statements(scope: Mapping[str, Any]) -> Iterator[_Statement]:
-    """Yield the statements that have run in a script, module or notebook, oldest first."""
-    cells = list(scope["In"]) if "get_ipython" in scope else []
-    if not cells:
-        path = Path(scope.get("__file__") or "")
-        if not path.is_file():  # such as <stdin>
-            raise LookupError("it is in no file")
-        cells = [decode_source(files.read_bytes(path))]
-    for number, cell in enumerate(cells, 1):
-        line_now = _line_now(scope) if number == len(cells) else math.inf
+def _statements(module: ModuleType) -> Iterator[_Statement]:
+    """Yield the statements of a file, or of the cells of a notebook so far, oldest first."""
+    is_notebook = "get_ipython" in vars(module)
+    for text in vars(module)["In"] if is_notebook else [inspect.getsource(module)]:
         with contextlib.suppress(SyntaxError):  # in a cell that could not run
-            for node in ast.parse(cell).body:
-                if node.lineno <= line_now:
-                    yield _statement(node, cell, scope)
+            for node in ast.parse(text).body:
+                decorators = getattr(node, "decorator_list", [])
+                node.lineno = min(part.lineno for part in (node, *decorators))
+                source = ast.get_source_segment(text, node) or ""
+                table = symtable.symtable(source, "", "exec")
+                symbols = table.get_symbols()
+                sets = {s.get_name() for s in symbols if s.is_assigned() or s.is_imported()}
+                yield _Statement(node, source, sets, _names_read(table))
 
 
-def _line_now(scope: Mapping[str, Any]) -> float:
-    """Return the line that a script or cell has reached; infinity if it has ended."""
-    line = math.inf
-    frame = inspect.currentframe()
-    while frame is not None:
-        if frame.f_globals is scope and frame.f_locals is scope:
-            line = frame.f_lineno
-        frame = frame.f_back
-    return line
-
-
-def _statement(node: ast.stmt, cell: str, scope: Mapping[str, Any]) -> _Statement:
-    decorators = getattr(node, "decorator_list", [])
-    node.lineno = min([node.lineno, *(decorator.lineno for decorator in decorators)])
-    text = ast.get_source_segment(cell, node) or ""
-    reads: set[str] = set()
-
-    def look(table: symtable.SymbolTable) -> None:
-        is_module = table.get_type() == "module"
-        for symbol in table.get_symbols():
-            if symbol.is_referenced() and (symbol.is_global() or is_module):
-                reads.add(symbol.get_name())
-        for inner in table.get_children():
-            look(inner)
-
-    table = symtable.symtable(text, "", "exec")
-    look(table)
-    sets = {s.get_name() for s in table.get_symbols() if s.is_assigned() or s.is_imported()}
-    for part in [] if isinstance(node, _DEFINES) else ast.walk(node):
-        root: ast.expr | None = part.func if isinstance(part, ast.Call) else None
-        if isinstance(part, ast.Attribute | ast.Subscript) and isinstance(part.ctx, ast.Store):
-            root = part
-        if isinstance(root, ast.Attribute | ast.Subscript):  # a call may be TABLE.update(…)
-            while isinstance(root, ast.Attribute | ast.Subscript):
-                root = root.value
-            if isinstance(root, ast.Name) and not isinstance(scope.get(root.id), ModuleType):
-                sets.add(root.id)
-    return _Statement(node, text, sets, reads)
+def _names_read(table: symtable.SymbolTable) -> set[str]:
+    """Return the names of the module that some code reads, and its functions when called."""
+    is_module = table.get_type() == "module"
+    symbols = [s for s in table.get_symbols() if s.is_referenced()]
+    names = {s.get_name() for s in symbols if is_module or s.is_global()}
+    return names.union(*map(_names_read, table.get_children()))
 
 
 # --- Errors in own code ---------------------------------------------------------------------------

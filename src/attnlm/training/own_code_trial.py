@@ -179,12 +179,13 @@ def _places(T: int, most: int, generator: torch.Generator) -> Tensor:
         parts = 8 if most >= 32 else 1
         edges = (torch.arange(parts + 1) * T // parts)[:, None] + torch.arange(-1, 3)
         places = torch.cat((places, edges.clamp(1, T - 1).flatten()))
-    return places.unique()
+    return places.unique()  # type: ignore[no-any-return]
 
 
 def _repeated_logits(model: LanguageModel, ids_BT: Tensor, is_training: bool, seed: int) -> Tensor:
     """Return logits. Raises OwnCodeError unless computing them again gives the same."""
-    logits_BTV, again_BTV = (logits_of(model, ids_BT, is_training, seed) for _ in range(2))
+    logits_BTV = logits_of(model, ids_BT, is_training, seed)
+    again_BTV = logits_of(model, ids_BT, is_training, seed)
     if (logits_BTV - again_BTV).abs().max() <= _LEAK * logits_BTV.abs().max():
         return logits_BTV
     what = "computes other numbers for the same ids"
