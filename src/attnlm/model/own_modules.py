@@ -5,6 +5,7 @@ Axes: B batch, T tokens, C embed_dim, V vocabulary, H heads.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from typing import TYPE_CHECKING, Any
@@ -103,15 +104,8 @@ def measured_costs(spec: ModelSpec, vocab_size: int) -> Costs:
 
     The whole model counts as one layer.
     """
-    vocab_size = max(1, vocab_size)
-    hashes = [code.sha256 for code in spec.codes.values()]
-    key = repr((spec.name, spec.settings(), hashes)), vocab_size
-    if key not in _MEASURED:
-        _MEASURED[key] = _costs_of(spec, vocab_size)
-    return _MEASURED[key]
-
-
-_MEASURED: dict[tuple[str, int], Costs] = {}
+    hashes = tuple(code.sha256 for code in spec.codes.values())  # names alone are equal
+    return _costs_of(spec, max(1, vocab_size), hashes)  # type: ignore[arg-type]
 
 
 class _Counting(TorchDispatchMode):
@@ -133,7 +127,8 @@ class _Counting(TorchDispatchMode):
         return result
 
 
-def _costs_of(spec: ModelSpec, vocab_size: int) -> Costs:
+@functools.cache
+def _costs_of(spec: ModelSpec, vocab_size: int, hashes: tuple[str, ...]) -> Costs:
     """Return the costs of a model with the first weights of a fixed seed."""
     kept: dict[int, int] = {}
     with torch.random.fork_rng(devices=[]):
