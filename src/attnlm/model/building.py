@@ -21,18 +21,27 @@ def uninitialised_model(spec: ModelSpec, vocab_size: int, device: str = "cpu") -
     """
     for code in spec.codes.values():
         code.load()  # the variables of a file need their initialisation
-    with torch.device(device), _WithoutInitialisation():
+    with torch.device(device), _WithoutDraws():
         return spec.build(vocab_size)
 
 
-class _WithoutInitialisation(TorchFunctionMode):
-    """A mode that skips the functions of torch.nn.init. These functions draw random numbers and,
-    for a meta tensor, import torch's compiler, which takes 1.5 seconds."""
+class _WithoutDraws(TorchFunctionMode):
+    """A mode that notes what functions of torch.nn.init would draw, and skips them. For a meta
+    tensor, these functions import torch's compiler, which takes 1.5 seconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.skipped: dict[int, tuple[str, dict[str, Any]]] = {}
+        """the last function's name and arguments, by the `id` of a tensor"""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if getattr(func, "__module__", None) == "torch.nn.init":
-            return args[0] if args else kwargs["tensor"]
+            tensor = args[0] if args else kwargs["tensor"]
+            self.skipped[id(tensor)] = func.__name__, kwargs
+            return tensor
+        if func is Tensor.zero_:  # by nn.init.zeros_
+            self.skipped.pop(id(args[0]), None)
         return func(*args, **kwargs)
 
 
@@ -81,33 +90,19 @@ def initial_distributions(spec: ModelSpec, vocab_size: int) -> dict[str, tuple[s
     """Return how each parameter of a new model is drawn, by name, in the model's order.
 
     "normal" has the standard deviation, "uniform" the limit on both sides of 0, and "constant" the
-    value. Torch's random state stays as it is.
+    value.
     """
-    with torch.random.fork_rng(devices=[]), _RecordedInitialisation() as recorded:
+    with _WithoutDraws() as mode:
         model = spec.build(vocab_size)
-    return {
-        name: recorded.drawn.get(id(p), ("constant", p.flatten()[0].item()))
-        for name, p in model.named_parameters()
-    }
 
+    def distribution(parameter: Tensor) -> tuple[str, float]:
+        match mode.skipped.get(id(parameter)):
+            case "normal_", drawn:
+                return "normal", drawn["std"]
+            case "uniform_", drawn:
+                return "uniform", drawn["b"]
+            case "kaiming_uniform_", _:  # as nn.Linear uses it
+                return "uniform", parameter.shape[-1] ** -0.5
+        return "constant", parameter.flatten()[0].item()
 
-class _RecordedInitialisation(TorchFunctionMode):
-    """A mode that records from what functions of torch.nn.init draw each tensor."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.drawn: dict[int, tuple[str, float]] = {}
-        """distributions by the `id` of a tensor"""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is Tensor.zero_:  # by nn.init.zeros_
-            self.drawn.pop(id(args[0]), None)
-        elif getattr(func, "__module__", None) == "torch.nn.init":
-            tensor: Tensor = kwargs["tensor"]
-            self.drawn[id(tensor)] = {
-                "normal_": ("normal", kwargs.get("std")),
-                "uniform_": ("uniform", kwargs.get("b")),
-                "kaiming_uniform_": ("uniform", tensor.shape[-1] ** -0.5),  # as nn.Linear uses it
-            }[func.__name__]
-        return func(*args, **kwargs)
+    return {name: distribution(p) for name, p in model.named_parameters()}
