@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 import attnlm
-from attnlm.model.recorder import record
+from attnlm.model.recorder import record, silence
 from attnlm.runs.load_model import load_model
 from tests.kit import command
 from tests.project.documents import blocks_of, shown_in, text_of
@@ -126,5 +126,5 @@ def shares(
     run = attnlm.open_run(name, checkpoint_dir=course / "checkpoints")
     model, _ = load_model(run, device="cpu")
     ids = torch.tensor([run.tokenizer.encode(text)])
-    shares_V = torch.softmax(record(model, ids, silenced).logits[0, -1], -1).tolist()
+    shares_V = torch.softmax(record(model, ids, silence(silenced)).logits[0, -1], -1).tolist()
     return {run.tokenizer.decode([token]): share for token, share in enumerate(shares_V)}

@@ -27,6 +27,7 @@ from attnlm.model import layers
 from attnlm.model.architecture import MODELS, Architecture
 from attnlm.model.language_model import Bigram, Block, LanguageModel, Transformer
 from attnlm.model.layers import Linear, SelfAttention, rotation_of
+from attnlm.model.recorder import See, Site, record
 from attnlm.model.spec import ModelSpec, parameter_count
 from attnlm.model.textbook import forward
 from attnlm.runs.checkpoint import save_checkpoint
@@ -200,6 +201,18 @@ def places(folder: Path) -> dict[str, Any]:
 def some_ids(*shape: int) -> Tensor:
     """Ids, always the same for a shape."""
     return torch.randint(V, shape, generator=torch.Generator().manual_seed(2))
+
+
+def activations(model: nn.Module, ids_BT: Tensor, edit: See | None = None) -> dict[Site, Tensor]:
+    """What a recorder sees in a forward pass, after an edit."""
+    seen: dict[Site, Tensor] = {}
+
+    def keep(site: Site, x: Tensor) -> Tensor:
+        seen[site] = edit(site, x) if edit else x
+        return seen[site]
+
+    record(model, ids_BT, keep)
+    return seen
 
 
 def self_attention(model: LanguageModel, layer: int = 0) -> SelfAttention:

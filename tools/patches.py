@@ -175,7 +175,7 @@ settings that a rung lacks are ignored
 if name not in known: => if False:
 == model/recorder.py
 the wrong head is silenced
-layer, head = self._silenced => layer, head = self._silenced[0], 0
+layer, head = silenced[0], silenced[1] - site.first_head => layer, head = silenced[0], 0
 == model/textbook.py
 the residual stream is left out of the textbook
 x_TC = x_TC + mlp_TC if a.residual else mlp_TC => x_TC = mlp_TC

@@ -20,7 +20,7 @@ from attnlm.model.language_model import LanguageModel, Transformer
 from attnlm.model.layers import SelfAttention
 from attnlm.model.own_modules import OwnLanguageModel
 from attnlm.model.own_parts import OwnPart
-from attnlm.model.recorder import NotRecordedError, record
+from attnlm.model.recorder import NotRecordedError, record, silence
 from attnlm.model.spec import parameter_count
 from tests.tolerances import assert_near
 
@@ -275,7 +275,7 @@ def test_maps_are_seen_and_heads_silenced(
     assert_near(recorded.maps.sum(-1), torch.ones(shape[:-1]))
     assert not recorded.maps.triu(1).any()
     for layer, head in itertools.product(range(shape[0]), range(shape[2])):
-        silent = record(model, IDS_BT, silenced=(layer, head))
+        silent = record(model, IDS_BT, silence((layer, head)))
         assert (silent.logits - recorded.logits).abs().max() > 1e-4
 
 

@@ -9,11 +9,12 @@ from torch.nn import functional as F
 
 from attnlm.base.errors import AttnlmError
 from attnlm.model.language_model import Transformer
-from attnlm.model.recorder import Site, record
+from attnlm.model.recorder import Site, record, silence
 from tests.models import (
     V,
     WithoutCache,
     WithSoftmax,
+    activations,
     self_attention,
     small_model,
     some_ids,
@@ -36,18 +37,18 @@ def test_recorded_activations_are_consistent(variant: str) -> None:
     assert maps.shape == (a.layers, B, a.maps_per_layer, T, T)
     torch.testing.assert_close(maps.sum(-1), torch.ones_like(maps[..., 0]))
     assert not maps.triu(1).any() and (maps >= 0).all()
-    stream = recorder.activations[Site("stream", -1)]
+    seen = activations(model, some_ids(B, T))
+    stream = seen[Site("stream", -1)]
     for number in range(a.layers):
-        seen = recorder.layer(number)
-        attended = seen["mixed"].transpose(1, 2).flatten(2)
+        attended = seen[Site("heads", number)].transpose(1, 2).flatten(2)
         if a.projection and (projection := self_attention(model, number).projection) is not None:
             attended = projection(attended)
-        torch.testing.assert_close(seen["attended"], attended)
-        assert ("mlp" in seen) == (a.mlp != "none")
-        for added in (attended, seen.get("mlp")):
+        torch.testing.assert_close(seen[Site("attention", number)], attended)
+        assert (Site("mlp", number) in seen) == (a.mlp != "none")
+        for added in (attended, seen.get(Site("mlp", number))):
             if added is not None:
                 stream = stream + added if a.residual else added
-        torch.testing.assert_close(seen["stream"], stream)
+        torch.testing.assert_close(seen[Site("stream", number)], stream)
     torch.testing.assert_close(model.read_out(stream), recorder.logits)
 
 
@@ -66,15 +67,16 @@ def test_silencing_equals_zero_values(variant: str) -> None:
     model = small_model(variant)
     a = model.architecture
     layer, head = a.layers - 1, a.heads - 1
-    recorder = record(model, some_ids(B, T), silenced=(layer, head))
+    logits = record(model, some_ids(B, T), silence((layer, head))).logits
+    seen = activations(model, some_ids(B, T), silence((layer, head)))
     attention = self_attention(model, layer)
     attention.value.weight[head * a.head_dim :] = 0
     if a.qkv_bias:
         attention.value.bias[head * a.head_dim :] = 0
-    torch.testing.assert_close(recorder.logits, model(some_ids(B, T)))
-    assert recorder.logits.shape == (B, T, V)
+    torch.testing.assert_close(logits, model(some_ids(B, T)))
+    assert logits.shape == (B, T, V)
     for number in range(a.layers):
-        silent = recorder.layer(number)["mixed"].flatten(2).eq(0).all(2).all(0)
+        silent = seen[Site("heads", number)].flatten(2).eq(0).all(2).all(0)
         assert silent.tolist() == [(number, h) == (layer, head) for h in range(a.heads)]
 
 
@@ -83,7 +85,7 @@ def test_silencing_equals_zero_values(variant: str) -> None:
 def test_a_class_from_outside_is_observed(
     kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    silenced = 1, 0
+    silenced = silence((1, 0))
     expected = record(small_model("gpt2"), some_ids(B, T))
     expected_logits = record(small_model("gpt2"), some_ids(B, T), silenced).logits
     monkeypatch.setattr("attnlm.model.language_model.SelfAttention", kind)
@@ -126,7 +128,7 @@ def test_each_map_of_a_model_without_blocks_is_a_layer(kind: type[Lecture]) -> N
     recorder = record(model, ids)
     assert recorder.maps.shape == (3, B, 1, T, T)
     torch.testing.assert_close(recorder.logits, model(ids))
-    without = record(model, ids, silenced=(2, 0)).logits
+    without = record(model, ids, silence((2, 0))).logits
     assert not without.isclose(model(ids)).all()
 
 
@@ -195,7 +197,7 @@ def test_heads_that_read_the_same_tensor_are_a_layer(heads: type[nn.Module]) -> 
     assert recorder.maps.shape == (2, B, 4, T, T)
     torch.testing.assert_close(recorder.maps.sum(-1), torch.ones(2, B, 4, T))
     torch.testing.assert_close(recorder.logits, model(ids))
-    without = record(model, ids, silenced=(1, 3)).logits
+    without = record(model, ids, silence((1, 3))).logits
     assert not without.isclose(model(ids)).all()
 
 

@@ -20,7 +20,7 @@ from attnlm.generation.sampling import sampler_of
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.language_model import Bigram, LanguageModel, Transformer
 from attnlm.model.layers import LayerNorm, RMSNorm
-from attnlm.model.recorder import Site, record
+from attnlm.model.recorder import Site, record, silence
 from attnlm.model.textbook import forward
 from attnlm.see.model_page import model_data, play_page
 from attnlm.tokens.tokenizer import (
@@ -33,7 +33,7 @@ from attnlm.tokens.tokenizer import (
 from docs.gallery import FOLDER, PAGES, data_of
 from tests.browser import check_fits, darkness, opened, until
 from tests.kit import command, fails
-from tests.models import FRUITS, VARIANTS, V, self_attention, small_model, some_ids
+from tests.models import FRUITS, VARIANTS, V, activations, self_attention, small_model, some_ids
 from tests.texts import texts_with_special
 from tests.tolerances import assert_near
 
@@ -92,20 +92,21 @@ def added(model: Bigram | Transformer, ids: torch.Tensor) -> dict[str, float]:
     if not isinstance(model, Transformer) or not model.architecture.residual:
         return {}
     seen, a = record(model, ids[None]), model.architecture
-    parts = {"embedding": seen.activations[Site("stream", -1)][0, -1]}
+    found = activations(model, ids[None])
+    parts = {"embedding": found[Site("stream", -1)][0, -1]}
     for number in range(a.layers):
-        layer, name = seen.layer(number), f"layer {number + 1}"
+        name = f"layer {number + 1}"
         if a.attention == "softmax":
             projection = self_attention(model, number).projection
-            alone_HN = torch.block_diag(*layer["mixed"][0, :, -1])
+            alone_HN = torch.block_diag(*found[Site("heads", number)][0, :, -1])
             alone_HN = alone_HN if projection is None else alone_HN @ projection.weight.T
             parts |= {f"{name} head {h}": added_C for h, added_C in enumerate(alone_HN, 1)}
             if projection is not None and projection.bias is not None:
                 parts[f"{name} attention bias"] = projection.bias
-        elif "attended" in layer:
-            parts[f"{name} attention"] = layer["attended"][0, -1]
-        if "mlp" in layer:
-            parts[f"{name} MLP"] = layer["mlp"][0, -1]
+        elif (site := Site("attention", number)) in found:
+            parts[f"{name} attention"] = found[site][0, -1]
+        if (site := Site("mlp", number)) in found:
+            parts[f"{name} MLP"] = found[site][0, -1]
     added_NC, norm, weight_C = torch.stack([*parts.values()]), model.norm, model.head.weight[3]
     bias = 0.0 if model.head.bias is None else float(model.head.bias[3])
     if isinstance(norm, LayerNorm):
@@ -146,8 +147,7 @@ def test_every_variant_computes_the_logits_maps_and_parts_of_the_model(
         expected_V = forward(model.architecture, weights, ids)[-1]
         for logits_V in found["logits"]:
             assert_near(torch.tensor(logits_V), expected_V, within=1e-4)
-    seen = record(model, ids[None])
-    maps = [x[0] for site, x in seen.activations.items() if site.kind == "maps"]
+    maps = [x[0] for site, x in activations(model, ids[None]).items() if site.kind == "maps"]
     for ours, theirs in zip(maps, exact["maps"], strict=True):
         np.testing.assert_allclose(np.reshape(theirs, ours.shape), ours, atol=1e-5)
     parts = added(model, ids)
@@ -259,7 +259,7 @@ def test_a_long_text_leaves_time_for_the_reader(play: Any) -> None:
 def test_a_head_that_is_switched_off_adds_nothing(play: Any) -> None:
     ids = LETTERS.encode("abcabca")
     with torch.inference_mode():
-        seen = record(small_model("transformer").float(), torch.tensor([ids]), (1, 2))
+        seen = record(small_model("transformer").float(), torch.tensor([ids]), silence((1, 2)))
     expected_V = seen.logits[0, -1]
     asked = "(ids) => [...attnlm.models[0].logits(ids)]"
     view = play("transformer", text="abcabca")
@@ -481,7 +481,7 @@ def test_the_controls_work_by_keyboard(width: int, play: Any) -> None:
 def _score(text: str, *, head: int, query: int, key: int) -> float:
     """A score of the multi-head model, whose only layer reads the embedding."""
     model, ids = small_model("multi-head"), torch.tensor([LETTERS.encode(text)])
-    attention, x = self_attention(model), record(model, ids).activations[Site("stream", -1)][0]
+    attention, x = self_attention(model), activations(model, ids)[Site("stream", -1)][0]
     D = model.architecture.head_dim
     q_D, k_D = (
         linear(x[token]).view(-1, D)[head]

@@ -31,8 +31,8 @@ class Site(NamedTuple):
     """The place of an activation in a model."""
 
     kind: str
-    """Of a block, (B, T, C): attended, mlp, and stream (the output of the block). Of heads: maps,
-    (B, H, T, T), and mixed (maps · values), (B, H, T, E)."""
+    """Of a block, (B, T, C): attention, mlp, and stream (the output of the block). Of heads: maps,
+    (B, H, T, T), and heads (maps · values), (B, H, T, E)."""
     layer: int
     """from 0; −1 for the embedding, whose kind is stream"""
     first_head: int = 0
@@ -43,20 +43,33 @@ See = Callable[[Site, Tensor], Tensor]
 """Receives each activation, and returns what the model uses in its place."""
 
 
+def silence(silenced: Head | None) -> See:
+    """Return a See that sets the output of a head to zero; None changes nothing."""
+
+    def see(site: Site, x: Tensor) -> Tensor:
+        if silenced is not None and site.kind == "maps":
+            layer, head = silenced[0], silenced[1] - site.first_head
+            if layer == site.layer and 0 <= head < x.size(1):
+                x = x.clone()
+                x[:, head] = 0
+        return x
+
+    return see
+
+
 def record(
     model: nn.Module,
     tokens_BT: Tensor,
-    silenced: Head | None = None,
     see: See | None = None,
     compute: Callable[[Tensor], Tensor] | None = None,
 ) -> Recorder:
     """Record one forward pass over at most block_size tokens, (B, T).
 
-    The output of the head `silenced` is set to zero. `see` receives the activations; by default,
-    they are kept, which takes gigabytes for many heads and a long text. `compute` is a method of
-    the model that returns the logits (default: the model itself).
+    `see` receives the activations; by default, the maps are kept, which takes gigabytes for many
+    heads and a long text. `compute` is a method of the model that returns the logits (default: the
+    model itself).
     """
-    recorder = Recorder(model, len(tokens_BT), silenced, see)
+    recorder = Recorder(model, len(tokens_BT), see)
     flush_subnormals()
     with without_gradients(model), ExitStack() as hooks, recorder:
         for module in model.modules():
@@ -72,30 +85,28 @@ class Recorder(TorchFunctionMode):
     logits: Tensor
     """the output of the model, (B, T, V), or of its method"""
 
-    def __init__(
-        self, model: nn.Module, texts: int, silenced: Head | None, see: See | None
-    ) -> None:
+    def __init__(self, model: nn.Module, texts: int, see: See | None) -> None:
         super().__init__()
-        self.activations: dict[Site, Tensor] = {}
+        self._maps: list[Tensor] = []
         self.heads: list[int] = []
         """the number of attention maps in each layer: in each block or, in a whole model of the
         user's, of maps that are computed from the same tensor"""
         self._see = see or self._keep
-        self._silenced = silenced
         self._texts = texts
         self._kinds: dict[nn.Module | None, str] = {}  # of the outputs of blocks and their modules
         if isinstance(model, Transformer):
             self._kinds[model.dropout] = "stream"
             for block in model.blocks:
                 assert isinstance(block, Block)
-                self._kinds |= {block: "stream", block.attention: "attended", block.mlp: "mlp"}
+                self._kinds |= {block: "stream", block.attention: "attention", block.mlp: "mlp"}
         self._running: list[Tensor | None] = []  # inputs of the running modules, innermost last
         self._read: Tensor | None = None  # by the last map
         self._map: tuple[Tensor, Site, torch.Size] | None = None
         """the last map, as the model has it, its Site, and its shape by heads"""
 
     def _keep(self, site: Site, x: Tensor) -> Tensor:
-        self.activations[site] = x
+        if site.kind == "maps":
+            self._maps.append(x)
         return x
 
     def enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -166,11 +177,6 @@ class Recorder(TorchFunctionMode):
         site = Site("maps", len(self.heads) - 1, self.heads[-1])
         self.heads[-1] += map_BHTT.size(1)
         map_BHTT = self._see(site, map_BHTT)
-        if self._silenced is not None:
-            layer, head = self._silenced
-            if layer == site.layer and site.first_head <= head < self.heads[-1]:
-                map_BHTT = map_BHTT.clone()
-                map_BHTT[:, head - site.first_head] = 0
         is_shared = map_BHTT.numel() != softmax.numel()
         result = map_BHTT[0] if is_shared else map_BHTT.view_as(softmax)
         self._map = result, site, map_BHTT.shape[:3]
@@ -185,16 +191,8 @@ class Recorder(TorchFunctionMode):
             return mixed
         (_, site, shape), self._map = self._map, None
         shape = mixed.shape[:3] if mixed.dim() == 4 else shape
-        seen = self._see(site._replace(kind="mixed"), mixed.reshape(*shape, -1))
+        seen = self._see(site._replace(kind="heads"), mixed.reshape(*shape, -1))
         return seen.view_as(mixed)
-
-    def layer(self, number: int) -> dict[str, Tensor]:
-        """Return the activations of a layer by their kind, with those of all heads joined."""
-        parts: dict[str, list[Tensor]] = {}
-        for site, x in self.activations.items():
-            if site.layer == number:
-                parts.setdefault(site.kind, []).append(x)
-        return {kind: xs[0] if len(xs) == 1 else torch.cat(xs, 1) for kind, xs in parts.items()}
 
     def check_maps(self) -> None:
         """Raise NotRecordedError unless all layers have equally many attention maps, and some."""
@@ -205,7 +203,8 @@ class Recorder(TorchFunctionMode):
     def maps(self) -> Tensor:
         """Return every head's attention weights, (L, B, H, T, T). Raises as `check_maps` does."""
         self.check_maps()
-        return torch.stack([self.layer(number)["maps"] for number in range(len(self.heads))])
+        maps_BLHTT: Tensor = torch.cat(self._maps, 1).unflatten(1, (len(self.heads), -1))
+        return maps_BLHTT.transpose(0, 1)
 
 
 _SOFTMAX = {torch.softmax, F.softmax, Tensor.softmax}

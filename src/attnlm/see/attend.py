@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from attnlm.model.inspection import check_finite
 from attnlm.model.language_model import LanguageModel
-from attnlm.model.recorder import Site, record, require_attention
+from attnlm.model.recorder import record, require_attention
 from attnlm.runs.journal import packed_maps
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run, open_run
@@ -113,21 +112,13 @@ def compute_attention(run: Run, model: LanguageModel, ids: list[int]) -> Attenti
     Raises NotRecordedError if not every layer recorded its maps, and NotFiniteError for NaN and
     infinity.
     """
-    maps: list[NDArray[np.float32]] = []
-
-    def keep_maps(site: Site, x: Tensor) -> Tensor:
-        if site.kind == "maps":
-            maps.append(x[0].numpy())
-        return x
-
-    recorder = record(model, torch.tensor([ids]), see=keep_maps)
+    recorder = record(model, torch.tensor([ids]))
     check_finite(recorder.logits)
-    recorder.check_maps()
     return Attention(
         run=run.name,
         model=run.config.spec.name,
         tokens=token_texts(run.tokenizer, ids),
-        weights=np.concatenate(maps).reshape(len(recorder.heads), -1, len(ids), len(ids)),
+        weights=recorder.maps[:, 0].numpy(),
     )
 
 

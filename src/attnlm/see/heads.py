@@ -20,7 +20,7 @@ from attnlm.base.errors import AttnlmError, NotFiniteError
 from attnlm.base.events import OnEvent, Progress, ignore
 from attnlm.base.files import read_text
 from attnlm.model.language_model import LanguageModel
-from attnlm.model.recorder import Head, record, require_attention, texts_at_once
+from attnlm.model.recorder import Head, record, require_attention, silence, texts_at_once
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run, open_run
 from attnlm.see.head_scores import (
@@ -198,8 +198,7 @@ def _loss_without(
     batch_size = texts_at_once(model, inputs_NT.size(1), BATCH_TOKENS)
     batches = zip(inputs_NT.split(batch_size), targets_NT.split(batch_size), strict=True)
     for inputs_BT, targets_BT in batches:
-        # Activations are discarded, to save memory.
-        logits = record(model, inputs_BT, silenced, see=lambda _, x: x).logits.flatten(0, 1)
+        logits = record(model, inputs_BT, silence(silenced)).logits.flatten(0, 1)
         losses.append(float(F.cross_entropy(logits, targets_BT.flatten(), reduction="sum")))
     loss = math.fsum(losses) / max(1, int((targets_NT >= 0).sum()))
     if not math.isfinite(loss):

@@ -28,8 +28,8 @@ from attnlm.see.pictures import Grid, Numbers, Pictured
 from attnlm.see.shown_tokens import ids_within_context, token_texts, visible
 
 _BATCH_TOKENS = 2**11
-_PATCHED = ("stream", "attended", "mlp", "mixed")
 _KINDS = {"stream": "residual stream", "attention": "attention output", "mlp": "MLP output"}
+_PATCHED = (*_KINDS, "heads")
 
 
 @dataclass(frozen=True, repr=False)
@@ -165,7 +165,6 @@ def patch(
     for side, t in (texts_N2T != texts_N2T[0]).any(0).nonzero().tolist():
         tokens[side][t] = "…"
     total = len(compared) * (clean_d - corrupted_d)
-    stream, attention, mlp, heads = (_shares(sums, kind, total) for kind in _PATCHED)
     return Patching(
         run=run.name,
         model=run.config.spec.name,
@@ -173,10 +172,7 @@ def patch(
         corrupted=tokens[1],
         answers=compared,
         differences=(clean_d, corrupted_d),
-        stream=stream,
-        attention=attention,
-        mlp=mlp,
-        heads=heads,
+        **{kind: _shares(sums, kind, total) for kind in _PATCHED},
     )
 
 
@@ -252,7 +248,7 @@ def _shares(sums: Mapping[Site, Tensor], kind: str, total: float) -> Numbers:
         if site.kind == kind:
             rows.setdefault(site.layer, []).append(sum_I)
     layers = [torch.cat(row) for _, row in sorted(rows.items())]
-    is_part = kind == "mixed" and len(layers) <= max(site.layer for site in sums)
+    is_part = kind == "heads" and len(layers) <= max(site.layer for site in sums)
     if is_part or len(set(map(len, layers))) != 1:
         return np.empty((0, 0), np.float32)
     return (torch.stack(layers) / total).numpy()
