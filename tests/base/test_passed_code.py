@@ -118,6 +118,8 @@ def test_the_kept_source_of_a_script_computes_the_same(name: str, tmp_path: Path
 
 
 NOTEBOOKS: dict[str, list[str]] = {
+    "annotations": ["A = 1", "from __future__ import annotations\nclass Part:\n    x: Unknown = A\n"
+        "    def value(self): return self.x", "from __future__ import annotations"],
     "the last counts": ["def f(): return 1", PART.format("f()"), "def f(): return 2"],
     "an old base": ["class A:\n    x = 1", "class Part(A):\n    def value(self): return self.x",
                     "class A:\n    x = 2"],

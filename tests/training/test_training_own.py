@@ -5,6 +5,7 @@ That a resumed run equals an uninterrupted one: test_training.py.
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,29 @@ class Shared(Gate):
     with pytest.raises(AttnlmError, match=r"linear.weight exists before the module") as caught:
         train(attention=f"{tmp_path}/shared.py:Shared", embed_dim=8)
     assert caught.value.hint == "make it in the constructor"
+
+
+@pytest.mark.parametrize("step", [0.0, 1.0])
+def test_a_buffer_that_models_share_and_change_is_refused(
+    train: Any, tmp_path: Path, step: float
+) -> None:
+    content = f"""
+BUFFER = torch.zeros(8)
+
+class Counting(Gate):
+    def __init__(self, embed_dim):
+        super().__init__(embed_dim)
+        self.register_buffer("counted", BUFFER)
+
+    def forward(self, x):
+        self.counted += {step}
+        return super().forward(x) + self.counted
+"""
+    (tmp_path / "counting.py").write_text(own_code.PARTS + content)
+    is_refused = pytest.raises(AttnlmError, match="the buffer counted exists before the module")
+    with is_refused if step else contextlib.nullcontext():
+        for _ in range(2):
+            train(attention=f"{tmp_path}/counting.py:Counting", embed_dim=8)
 
 
 def test_variables_of_a_file_are_initialised_and_stay(train: Any, tmp_path: Path) -> None:

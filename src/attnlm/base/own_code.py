@@ -337,24 +337,24 @@ class _Statement(NamedTuple):
     """also what its functions read when they are called"""
 
 
-_NOTHING = "no import, definition or assignment without attnlm sets"
+_NOTHING = "no import by name, definition or assignment without attnlm sets"
 _DEFINITIONS = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
 
 
 def _source_for(name: str, module: ModuleType) -> tuple[str, set[str]]:
     """Return the statements of a module that set a name or what it needs, and all these names."""
+    statements = [*_statements(module)]
     homes = {
         n: str(getattr(v, "__name__" if isinstance(v, ModuleType) else "__module__", ""))
-        for n, v in vars(module).items()
+        for n in set[str]().union(*(s.reads for s in statements))
+        if (v := vars(module).get(n)) is not None
     }
     foreign = {n for n, home in homes.items() if home.partition(".")[0] in ("attnlm", "IPython")}
     possible = [
-        s
-        for s in _statements(module)
-        if isinstance(s.node, _DEFINITIONS) or s.reads.isdisjoint(foreign)
+        s for s in statements if isinstance(s.node, _DEFINITIONS) or s.reads.isdisjoint(foreign)
     ]
     needed: set[str] = set()
-    found = {name, "annotations"}  # the latter from __future__
+    found = {name}
     while found != needed:
         needed = found
         found = needed.union(*(s.reads for s in possible if not needed.isdisjoint(s.sets)))
@@ -368,7 +368,9 @@ def _source_for(name: str, module: ModuleType) -> tuple[str, set[str]]:
             lacking |= s.reads
     if not kept:
         raise LookupError(f"{_NOTHING} {name}")
-    return "\n\n".join(kept) + "\n", needed
+    future = [s.text for s in possible if getattr(s.node, "module", "") == "__future__"]
+    first = dict.fromkeys(future)
+    return "\n\n".join([*first, *(text for text in kept if text not in first)]) + "\n", needed
 
 
 def _statements(module: ModuleType) -> Iterator[_Statement]:

@@ -103,6 +103,9 @@ def initial_distributions(spec: ModelSpec, vocab_size: int) -> dict[str, tuple[s
                 return "uniform", drawn["b"]
             case "kaiming_uniform_", _:  # as nn.Linear uses it
                 return "uniform", parameter.shape[-1] ** -0.5
-        return "constant", parameter.flatten()[0].item()
+            case None:
+                return "constant", parameter.flatten()[0].item()
+            case name, _:
+                raise ValueError(f"how torch.nn.init.{name} draws is not known here")
 
     return {name: distribution(p) for name, p in model.named_parameters()}

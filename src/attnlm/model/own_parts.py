@@ -101,6 +101,15 @@ def build_module(code: OwnCode, sizes: Mapping[str, Any], arguments: Settings) -
                 f"{code}: the parameter {name} exists before the module, and others share it",
                 "make it in the constructor",
             )
+    for name, buffer in module.named_buffers():
+        first = vars(buffer).setdefault("attnlm_first", None)
+        if first is None:
+            vars(buffer)["attnlm_first"] = buffer.detach().clone()
+        elif not torch.equal(first, buffer):
+            raise AttnlmError(
+                f"{code}: the buffer {name} exists before the module, and another one changed it",
+                "make it in the constructor",
+            )
     return module
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from attnlm.base.own_code import OwnCodeError
 from attnlm.compute.device import Device
+from attnlm.model.building import stored_buffers
 from attnlm.model.inspection import are_close, draw_zeros, restoring
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.layers import drop_by
@@ -51,7 +52,7 @@ class Trial(NamedTuple):
     """The divisions of a batch that own code allows."""
 
     may_replicate: bool
-    """True if replicas in threads compute what one model does"""
+    """True if replicas of the model, each in a thread, compute what the model does"""
     why_whole: str = ""
     """why a batch must be computed whole, "" if it may be divided"""
 
@@ -59,17 +60,19 @@ class Trial(NamedTuple):
 def try_own_code(model: LanguageModel, device: Device, inputs: NDArray[np.int64]) -> Trial:
     """Try own code with some windows, (windows, T). The model and all generators stay.
 
-    Other devices than the CPU have no replicas. Raises what the code raises.
+    Other devices than the CPU have no replicas. Raises what the code raises, except that the first
+    step says what memory suffices for.
     """
     ids_BT = torch.from_numpy(inputs).to(device.torch)
-    with keeping_random_state(device):
+    with keeping_random_state(device), contextlib.suppress(torch.OutOfMemoryError):
         if mixes_texts(model, ids_BT):
             why = f"the texts of a batch change each other in {model.spec.name}"
         elif _changes_state(model, ids_BT[:1]):
             why = f"{model.spec.name} changes its buffers or parameters itself"
         else:
             return Trial(not _draws(model, ids_BT[:1]) and _can_be_copied(model))
-    return Trial(may_replicate=False, why_whole=why)
+        return Trial(may_replicate=False, why_whole=why)
+    return Trial(may_replicate=False)
 
 
 def mixes_texts(model: LanguageModel, ids_BT: Tensor) -> bool:
@@ -86,24 +89,29 @@ def mixes_texts(model: LanguageModel, ids_BT: Tensor) -> bool:
 
 
 def _changes_state(model: LanguageModel, ids_BT: Tensor) -> bool:
-    """Return True if each call in training changes what a checkpoint holds.
+    """Return True if calls change what a checkpoint holds: a buffer, or each time a parameter.
 
-    The first call may make a mask, or keep weights within limits.
+    The first call may make a mask, or keep parameters within limits.
     """
     with restoring(model), torch.no_grad(), on_device_of(ids_BT):
         drop_by(model, ())
+        buffers = stored_buffers(model)
+        model.eval()(ids_BT)
         model.train()(ids_BT)
-        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        parameters = [(parameter, parameter.clone()) for parameter in model.parameters()]
         model(ids_BT)
-        return any(not tensor.equal(before[name]) for name, tensor in model.state_dict().items())
+        after = stored_buffers(model)
+        pairs = [*parameters, *((after.get(name), buffer) for name, buffer in buffers.items())]
+        return any(x is None or x.dtype != y.dtype or not x.equal(y) for x, y in pairs)
 
 
 def _draws(model: LanguageModel, ids_BT: Tensor) -> bool:
-    """Return True if training draws from a generator, which replicas in threads would share."""
+    """Return True if training draws numbers, from generators that replicas in threads share or from
+    one of its own."""
     seed_generators(0)
     before = _generators()
-    logits_of(model, ids_BT, is_training=True)
-    return before != _generators()
+    once = logits_of(model, ids_BT, is_training=True)
+    return before != _generators() or not are_close(logits_of(model, ids_BT, True), once)
 
 
 def _generators() -> tuple[object, ...]:
@@ -114,7 +122,7 @@ def _generators() -> tuple[object, ...]:
 
 def _can_be_copied(model: LanguageModel) -> bool:
     """Return True if a copy computes the same: copies of parameters are without their hooks."""
-    if not any(parameter._backward_hooks for parameter in model.parameters()):
+    if not any(p._backward_hooks or p._post_accumulate_grad_hooks for p in model.parameters()):
         with contextlib.suppress(Exception):
             copy.deepcopy(model)
             return True

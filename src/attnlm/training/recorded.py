@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -41,7 +42,9 @@ _HINT = (
     "a run keeps one file of own code, parameters and buffers, of the shape and type that the "
     "constructor gives them: self.register_buffer('seen', …). "
     "It keeps no attributes, variables of the file, changes of classes and of other modules, "
-    "environment, numbers of the process, or order of a set: sort it, as in sorted({'a', 'b'})"
+    "environment, numbers of the process, or order of a set: sort it, as in sorted({'a', 'b'}). "
+    "Of a class that is passed, it keeps assignments to names, also from lines after the training, "
+    "and no calls such as TABLE.update(): write such a class to a file of its own"
 )
 
 
@@ -89,7 +92,7 @@ def check_recorded(config: Config, model: LanguageModel, device: Device) -> None
 def _losses(model: LanguageModel, config: Config, device: Device) -> list[float]:
     """Return the loss of a batch in evaluation, and the loss that is trained.
 
-    The model is called once in each mode: twice would hide what each call turns round.
+    The model is called once in each mode: a second call would hide what each call inverts.
     """
     generator = torch.Generator().manual_seed(0)
     shape = _TEXTS, model.block_size + 1
@@ -140,18 +143,24 @@ _OPENERS: dict[int, subprocess.Popen[str]] = {}
 
 def _open_elsewhere(*request: Any) -> dict[str, Any]:
     """Let another process open the run in a folder, and return its answer to a request."""
-    opener = _OPENERS.get(os.getpid()) or _start_opener()
-    _OPENERS[os.getpid()] = opener
+    opener = _OPENERS.pop(os.getpid(), None)
+    if opener is None or opener.poll() is not None:
+        opener = _start_opener()
     assert opener.stdin and opener.stdout
     answer = ""
     try:
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(OSError):
             print(json.dumps(request), file=opener.stdin, flush=True)
             answer = opener.stdout.readline()
     finally:
-        if not answer.endswith("\n"):
-            _end_opener()
-    return json.loads(answer.strip() or '{"error": "it ended at once"}')  # type: ignore[no-any-return]
+        if answer.endswith("\n"):
+            _OPENERS[os.getpid()] = opener
+        else:
+            _end(opener)
+    try:
+        return json.loads(answer)  # type: ignore[no-any-return]
+    except ValueError:
+        return {"error": "it ended at once"}
 
 
 def _start_opener() -> subprocess.Popen[str]:
@@ -170,11 +179,20 @@ def _start_opener() -> subprocess.Popen[str]:
     )
 
 
+def _end(opener: subprocess.Popen[str]) -> None:
+    """End a process and, where the system can, those that it has started."""
+    if sys.platform == "win32":
+        opener.kill()
+    else:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(opener.pid, signal.SIGKILL)
+    opener.communicate()
+
+
 @atexit.register
 def _end_opener() -> None:
     if opener := _OPENERS.pop(os.getpid(), None):
-        opener.kill()
-        opener.communicate()  # a fork that answers for it sees the end of its requests
+        _end(opener)
 
 
 def open_runs() -> None:
@@ -183,6 +201,7 @@ def open_runs() -> None:
     Each answer is of a process that did nothing before: a fork of this one or, where a fork cannot
     compute, this one, which ends then.
     """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asks
     requests, answers = os.fdopen(os.dup(0), encoding="utf-8"), os.dup(1)
     nowhere = os.open(os.devnull, os.O_RDWR)
     os.dup2(nowhere, 0)  # own code may read and print

@@ -137,7 +137,7 @@ def autotune(
     if config.codes and (why_whole := _why_whole(config, dataset, device)):
         if is_open:
             config = config.with_training(micro_batch_size=None)
-        threads = config.training.threads or 1 if device.name == "cpu" else 1
+        threads = (config.training.threads or 1) if device.name == "cpu" else 1
         if split_batch(config.training, threads).windows < config.training.batch_size:
             whole = "each batch is computed whole, not divided among threads"
             on_event(Note(f"{why_whole}: {whole}"))
