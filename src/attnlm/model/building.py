@@ -105,7 +105,6 @@ def initial_distributions(spec: ModelSpec, vocab_size: int) -> dict[str, tuple[s
                 return "uniform", parameter.shape[-1] ** -0.5
             case None:
                 return "constant", parameter.flatten()[0].item()
-            case name, _:
-                raise ValueError(f"how torch.nn.init.{name} draws is not known here")
+        raise ValueError("torch.nn.init draws a parameter in a way that is not known here")
 
     return {name: distribution(p) for name, p in model.named_parameters()}
