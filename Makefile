@@ -92,7 +92,7 @@ wheel: index
 # As a user installs it, with the newest versions or the oldest that pyproject.toml allows. PyTorch is
 # the one of constraints.txt, since each of them is large: `make oldest TORCH=2.6.0` takes another.
 newest oldest: wheel
-	$(PYTHON) -m venv build/$@
+	$(PYTHON) -m venv --clear build/$@
 	echo torch==$(TORCH) >build/$@/versions.txt
 	[ $@ = newest ] || sed -n 's/^    "\([a-z0-9-]*\)>=\([0-9.]*\)",$$/\1==\2/p' pyproject.toml | \
 		grep -v '^torch==' >>build/$@/versions.txt
